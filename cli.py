@@ -1,0 +1,137 @@
+"""The command: ``swbn fit|train|validate|test|predict --config FILE``."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+
+import classification  # noqa: F401 (its classes are known by their short names)
+import fewshot  # noqa: F401
+from swbn_lightning.errors import InputError
+from swbn_lightning.report import ResultTable
+from swbn_lightning.runs import find_checkpoint, new_run_folder
+from swbn_lightning.whiteness import WhitenessMonitor
+
+_PROCESS_WORDS = ("best", "last", "hpc", "registry")
+# Said about data that lie in memory and about runs that are short on purpose.
+_NOISE = (
+    ".*does not have many workers.*",
+    ".*number of training batches.*logging interval.*",
+    ".*LeafSpec.*",
+)
+
+
+class SwbnCLI(LightningCLI):
+    """LightningCLI with run folders, checkpoints by validation accuracy, whiteness, and a table at the end."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--run.root", type=str, default="runs", help="folder of all runs")
+        parser.add_argument("--run.name", type=str, default="default", help="runs go to ROOT/NAME/version_N")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(WhitenessMonitor, "whiteness")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/accuracy",
+                "checkpoint.mode": "max",
+                "checkpoint.save_last": True,
+                "checkpoint.filename": "epoch{epoch:03d}-accuracy{val/accuracy:.4f}",
+                "checkpoint.auto_insert_metric_name": False,
+                # After the epoch's whiteness is measured, so that the checkpoint holds it.
+                "checkpoint.save_on_train_epoch_end": True,
+            }
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        command = self.config.subcommand
+        path = self.config[command].get("ckpt_path")
+        self._given_model = None
+        if path is None:
+            return
+        if str(path) in _PROCESS_WORDS:
+            raise InputError(
+                f"ckpt_path={path!r} is known only inside the process that trained; give the .ckpt file or the "
+                "run folder, as runs/NAME."
+            )
+        self.config[command].ckpt_path = str(find_checkpoint(path, "last" if command == "fit" else "best"))
+        self._given_model = self.config[command].model.clone() if self.config[command].get("model") else None
+
+    def before_instantiate_classes(self) -> None:
+        if self._given_model is not None:
+            _say_what_the_checkpoint_overrides(self._given_model, self.config[self.subcommand].model)
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        trainer = self._get(self.config_init, "trainer")
+        if trainer.get("logger") in (None, True) and not trainer.get("fast_dev_run"):
+            run = self._get(self.config_init, "run")
+            kwargs["logger"] = _loggers(run.root, run.name)
+        return super().instantiate_trainer(**kwargs)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command; ``args`` as on the command line, ``sys.argv`` by default.
+
+    Raises:
+        SystemExit: 2 for input that cannot work, after a message that says what would.
+    """
+    arguments = list(sys.argv[1:] if args is None else args)
+    if arguments[:1] == ["train"]:
+        arguments[0] = "fit"
+    for message in _NOISE:
+        warnings.filterwarnings("ignore", message)
+    try:
+        SwbnCLI(
+            pl.LightningModule,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            parser_kwargs={"prog": "swbn", "description": __doc__},
+            trainer_defaults={
+                "callbacks": [RichProgressBar(), LearningRateMonitor(), ResultTable()],
+                "log_every_n_steps": 10,
+            },
+            args=arguments,
+        )
+    except InputError as error:
+        print(f"swbn: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def console() -> None:
+    """The entry point of the ``swbn`` command."""
+    main()
+
+
+def _loggers(root: str, name: str) -> list[Logger]:
+    folder = new_run_folder(root, name)
+    where = {"save_dir": root, "name": name, "version": folder.name}
+    return [CSVLogger(**where), TensorBoardLogger(**where, default_hp_metric=False)]
+
+
+def _say_what_the_checkpoint_overrides(given: Any, used: Any) -> None:
+    """Lightning lets a checkpoint's hyperparameters beat the ones given; say so where they differ."""
+    before = given.get("init_args") or {}
+    after = {**dict(used.get("init_args") or {}), **dict(used.get("dict_kwargs") or {})}
+    for key, value in after.items():
+        old = before.get(key)
+        if key in before and _plain(old) != _plain(value):
+            print(
+                f"swbn: the checkpoint's {key}={_plain(value)!r} is used, not {_plain(old)!r}.",
+                file=sys.stderr,
+            )
+
+
+def _plain(value: Any) -> Any:
+    return value.as_dict() if hasattr(value, "as_dict") else value
+
+
+if __name__ == "__main__":
+    console()

@@ -1,0 +1,182 @@
+"""Episodes: which classes and which images, as index tensors.
+
+Episode ``i`` is a function of ``(seed, epoch, i)`` alone: no generator is carried from one episode to the
+next, so any worker, rank or chunk draws the same ones, and the first hundred of a thousand are the first
+hundred of ten thousand. Random numbers come from a counter-based generator, evaluated for all episodes
+at once.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from swbn_lightning.errors import InputError, require_positive
+
+# The increment and multipliers of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014; Vigna's splitmix64.c).
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+class Episodes(NamedTuple):
+    """``E`` episodes of ``W`` ways, ``K`` shots and ``Q`` queries a class; int64 tensors.
+
+    Inside an episode a class is its position ``0..W-1`` in ``classes``.
+    """
+
+    classes: Tensor  # [E, W], values as in `labels`
+    support: Tensor  # [E, W, K], indices into `labels`
+    query: Tensor  # [E, W, Q], indices into `labels`
+
+
+class EpisodeSampler:
+    """Draws episodes from one list of labels; what :func:`sample_episodes` does, prepared once.
+
+    Memory is the index list and what is drawn: it does not grow with classes times episodes.
+
+    Args:
+        labels: ``[N]`` integers, any values.
+        ways: classes an episode.
+        shots: support images a class.
+        queries: query images a class.
+        class_names: names for error messages; ``class_names[label]``.
+
+    Raises:
+        InputError: a number below 1; more ways than classes; a class with fewer images than
+            shots + queries (its name, its images, the images needed).
+    """
+
+    def __init__(
+        self,
+        labels: ArrayLike | Tensor,
+        ways: int,
+        shots: int,
+        queries: int,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        require_positive("episodes", ways=ways, shots=shots, queries=queries)
+        array = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+        if array.ndim != 1:
+            raise InputError(f"episodes: labels must have one dimension, got shape {array.shape}.")
+        self.ways, self.shots, self.queries = ways, shots, queries
+        self._order = np.argsort(array, kind="stable")
+        self._values, self._starts, self._counts = np.unique(array[self._order], return_index=True, return_counts=True)
+        self._check(class_names)
+
+    def draw(self, episodes: ArrayLike, seed: int, epoch: int = 0) -> Episodes:
+        """The episodes with the given numbers (``[E]`` integers from 0).
+
+        Raises:
+            InputError: a negative seed, epoch or episode number.
+        """
+        numbers = np.asarray(episodes, dtype=np.int64).reshape(-1)
+        if seed < 0 or epoch < 0 or (numbers.size and numbers.min() < 0):
+            raise InputError(f"episodes: seed, epoch and numbers must not be negative, got {seed=}, {epoch=}.")
+        state = _mix(np.uint64(seed) + np.uint64(_GOLDEN))
+        state = _mix(state ^ _mix(np.uint64(epoch) + np.uint64(1)))
+        keys = _mix(state ^ _mix(numbers.astype(np.uint64) + np.uint64(2)))  # [E]
+
+        num_classes = np.full(numbers.size, len(self._values))
+        chosen = _choose(keys, num_classes, self.ways)  # [E, W]
+        per_class = _mix(keys[:, None] + np.arange(1, self.ways + 1, dtype=np.uint64) * np.uint64(_MIX[0]))
+        images = _choose(per_class.reshape(-1), self._counts[chosen].reshape(-1), self.shots + self.queries)
+        places = self._starts[chosen][..., None] + images.reshape(*chosen.shape, -1)
+        picked = self._order[places]
+        return Episodes(
+            torch.from_numpy(self._values[chosen].astype(np.int64)),
+            torch.from_numpy(np.ascontiguousarray(picked[..., : self.shots])),
+            torch.from_numpy(np.ascontiguousarray(picked[..., self.shots :])),
+        )
+
+    def _check(self, names: Sequence[str] | None) -> None:
+        if self.ways > len(self._values):
+            raise InputError(
+                f"episodes: {self.ways} ways asked of {len(self._values)} classes; "
+                f"give at most {len(self._values)} ways."
+            )
+        needed = self.shots + self.queries
+        smallest = int(self._counts.argmin())
+        if self._counts[smallest] < needed:
+            label = int(self._values[smallest])
+            name = repr(names[label]) if names is not None else str(label)
+            short = int((self._counts < needed).sum())
+            raise InputError(
+                f"episodes: class {name} has {self._counts[smallest]} images, but {self.shots} shots + "
+                f"{self.queries} queries need {needed} ({short} of {len(self._values)} classes have too few)."
+            )
+
+
+def sample_episodes(
+    labels: ArrayLike | Tensor,
+    ways: int,
+    shots: int,
+    queries: int,
+    num_episodes: int,
+    seed: int,
+    epoch: int = 0,
+    start: int = 0,
+) -> Episodes:
+    """Draw episodes ``start .. start + num_episodes - 1`` of ``(seed, epoch)``.
+
+    Classes within an episode, and images within a class, are drawn uniformly and without replacement, so
+    support and query share no image.
+
+    Args:
+        labels: ``[N]`` integers: the class of every image.
+        ways: ``W``, classes an episode.
+        shots: ``K``, support images a class.
+        queries: ``Q``, query images *a class*.
+        num_episodes: ``E``.
+        seed: any integer from 0.
+        epoch: another set of episodes for the same seed.
+        start: number of the first episode.
+
+    Returns:
+        ``classes [E, W]``, ``support [E, W, K]``, ``query [E, W, Q]``.
+
+    Raises:
+        InputError: as :class:`EpisodeSampler`, and for a number of episodes below 1.
+    """
+    require_positive("episodes", num_episodes=num_episodes)
+    sampler = EpisodeSampler(labels, ways, shots, queries)
+    return sampler.draw(np.arange(start, start + num_episodes), seed, epoch)
+
+
+def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser: a bijection of 64-bit numbers that scatters neighbours."""
+    x = np.atleast_1d(np.asarray(x, dtype=np.uint64)).copy()  # arrays wrap around without a warning
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MIX[0])
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MIX[1])
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _uniform_below(keys: NDArray[np.uint64], slot: int, bound: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """One integer in ``[0, bound)`` for each key: the key's random stream at position ``slot``."""
+    bits = _mix(keys + np.uint64((slot + 1) * _GOLDEN % 2**64))
+    # High half times bound, high half again: off uniform by at most bound / 2^32.
+    return (((bits >> np.uint64(32)) * np.asarray(bound).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+def _choose(keys: NDArray[np.uint64], population: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """``[M, count]`` distinct numbers below ``population [M]``, every ordered choice equally likely.
+
+    Floyd's algorithm (Bentley and Floyd, CACM 1987) gives a uniform set in ``count`` steps, whatever the
+    population; inserting the new member in a uniformly drawn place makes its order uniform as well.
+    """
+    chosen = np.empty((keys.size, count), dtype=np.int64)
+    rows = np.arange(keys.size)
+    for step in range(count):
+        last = population - count + step
+        candidate = _uniform_below(keys, 2 * step, last + 1)
+        taken = (chosen[:, :step] == candidate[:, None]).any(axis=1)
+        chosen[:, step] = np.where(taken, last, candidate)
+        # An inside-out Fisher-Yates shuffle: swap the new member with a uniformly drawn earlier place.
+        place = _uniform_below(keys, 2 * step + 1, step + 1)
+        chosen[rows, step], chosen[rows, place] = chosen[rows, place], chosen[rows, step].copy()
+    return chosen

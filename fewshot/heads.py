@@ -1,0 +1,77 @@
+"""Few-shot methods as pure modules: features of support and query in, logits out.
+
+A head takes several episodes at once and keeps nothing between calls: support ``[E, W, K, C]``, query
+``[E, W*Q, C]`` (class after class), logits ``[E, W*Q, W]``. No episode can change another's result.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swbn_lightning.errors import InputError, unknown_name
+
+METRICS = ("euclidean", "cosine")
+
+
+class PrototypicalHead(nn.Module):
+    """Nearest class mean (Snell et al., NeurIPS 2017).
+
+    ``logits = -scale * |query - prototype|^2`` for ``metric="euclidean"``, ``scale * cos(query, prototype)``
+    for ``"cosine"``; a prototype is the mean of the class's support features.
+
+    Args:
+        metric: ``"euclidean"`` (squared distance) or ``"cosine"``.
+        scale: factor of the logits, above 0. None for the metric's usual one: 1 for the plain squared
+            distance, 10 for the cosine and for the distance averaged over channels, both of which are of
+            order 1 and would leave the softmax flat.
+        average_channels: divide the squared distance by the number of channels, so that the scale does not
+            depend on the backbone (as MetaOptNet's code does).
+        learn_scale: make the scale a parameter (its logarithm is learnt, so that it stays positive).
+
+    Shape:
+        support ``[E, W, K, C]``, query ``[E, M, C]`` with any M; logits ``[E, M, W]``.
+    """
+
+    def __init__(
+        self,
+        metric: str = "euclidean",
+        scale: float | None = None,
+        average_channels: bool = False,
+        learn_scale: bool = False,
+    ) -> None:
+        super().__init__()
+        if metric not in METRICS:
+            raise unknown_name("metric of prototypes", metric, METRICS)
+        if metric == "cosine" and average_channels:
+            raise InputError("average_channels belongs to metric 'euclidean'; a cosine has no sum over channels.")
+        if scale is None:
+            scale = 10.0 if metric == "cosine" or average_channels else 1.0
+        if not 0 < scale < float("inf"):
+            raise InputError(f"scale of prototypes must be positive and finite, got {scale!r}.")
+        self.metric, self.average_channels = metric, average_channels
+        log_scale = torch.tensor(float(scale)).log()
+        if learn_scale:
+            self.log_scale: Tensor = nn.Parameter(log_scale)
+        else:
+            self.register_buffer("log_scale", log_scale)
+
+    def forward(self, support: Tensor, query: Tensor) -> Tensor:
+        prototypes = support.mean(dim=2)
+        if self.metric == "cosine":
+            similarity = F.normalize(query, dim=-1) @ F.normalize(prototypes, dim=-1).mT
+        else:
+            similarity = -squared_distances(query, prototypes)
+            if self.average_channels:
+                similarity = similarity / query.shape[-1]
+        return similarity * self.log_scale.exp()
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """``|a_i - b_j|^2``: ``[E, M, C]`` and ``[E, W, C]`` to ``[E, M, W]``.
+
+    Centred on the mean of ``b`` before the product: distances do not change, and their precision no longer
+    suffers from a common offset.
+    """
+    centre = b.mean(dim=1, keepdim=True)
+    a, b = a - centre, b - centre
+    return a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(1) - 2 * (a @ b.mT)

@@ -1,0 +1,122 @@
+"""Few-shot training and evaluation, whatever the method: the LightningModule's half that methods share."""
+
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.nn import functional as F
+
+from fewshot.datamodule import EpisodeBatch, EpisodicDataModule
+from fewshot.evaluation import EpisodeResult, evaluate_episodes
+from swbn_lightning.errors import InputError
+from swbn_lightning.training import ImageBatch, TrainingModule, check_running_statistics
+
+
+class EpisodicModule(TrainingModule):
+    """Trains a backbone and a head on episodes; evaluates on episodes over cached features.
+
+    A method is its head: a subclass sets ``self.head``, a module from support ``[E, W, K, C]`` and query
+    ``[E, W*Q, C]`` to logits ``[E, W*Q, W]``. Training minimises the cross-entropy of the queries.
+
+    Validation and test use evaluation statistics always. They log ``<split>/accuracy`` and
+    ``<split>/accuracy_ci95`` (fractions; half-width of the 95% interval over episodes), and ``<split>/loss``.
+
+    Args:
+        kwargs: as :class:`~swbn_lightning.training.TrainingModule`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._embedded: list[tuple[Tensor, Tensor]] = []  # index and features of this process's batches
+        #: Accuracy of every episode of the last evaluation of each split.
+        self.episode_results: dict[str, EpisodeResult] = {}
+
+    @property
+    def episodic_data(self) -> EpisodicDataModule:
+        """The trainer's data module."""
+        data = self.image_data
+        if not isinstance(data, EpisodicDataModule):
+            raise InputError(f"{type(self).__name__} needs an EpisodicDataModule, got {type(data).__name__}.")
+        return data
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        _ = self.episodic_data
+        check_running_statistics(self.backbone)
+
+    def training_loss(self, batch: EpisodeBatch) -> tuple[Tensor, Tensor]:
+        episodes, ways, shots = batch.support.shape[:3]
+        # One forward for support and query: the batch statistics are those of all of them.
+        images = torch.cat([batch.support.flatten(0, 2), batch.query.flatten(0, 1)])
+        support, query = self.embed(images).split([episodes * ways * shots, images.shape[0] - episodes * ways * shots])
+        logits = self.head(support.unflatten(0, (episodes, ways, shots)), query.unflatten(0, (episodes, -1)))
+        target = torch.arange(ways, device=logits.device).repeat_interleave(logits.shape[1] // ways)
+        loss = F.cross_entropy(logits.mT, target.expand(episodes, -1))
+        return loss, (logits.argmax(-1) == target).float().mean()
+
+    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        self._embedded.append((batch.index, self.embed(batch.images)))
+
+    def on_validation_epoch_end(self) -> None:
+        self._evaluate("val")
+
+    def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        self._embedded.append((batch.index, self.embed(batch.images)))
+
+    def on_test_epoch_end(self) -> None:
+        self._evaluate("test")
+
+    def _evaluate(self, split: str) -> None:
+        task = self.episodic_data.evaluation_task(split)
+        index, features = self._gather_embedded()
+        cut_short = len(index) < len(task.labels)
+        if cut_short and not (self.trainer.sanity_checking or self.trainer.fast_dev_run):
+            rank_zero_warn(
+                f"only {len(index)} of the {split} split's {len(task.labels)} images were embedded (limit_*_batches): "
+                "the accuracy is not the split's. To make evaluation shorter lower its number of episodes."
+            )
+        s = task.settings
+        result = evaluate_episodes(
+            features,
+            task.labels[index.cpu()],
+            self.head,
+            ways=s.ways,
+            shots=s.shots,
+            queries=s.queries,
+            num_episodes=s.episodes,
+            seed=task.seed,
+            class_names=task.class_names,
+        )
+        self.episode_results[split] = result
+        self.results[split] = {
+            "split": split,
+            "classes": len(task.class_names),
+            "images": len(index),
+            "episodes": result.num_episodes,
+            "ways": s.ways,
+            "shots": s.shots,
+            "queries": s.queries,
+            "seed": task.seed,
+            "accuracy": result.mean,
+            "ci95": result.ci95,
+            "std": result.std,
+            "loss": result.loss,
+        }
+        self.log(f"{split}/accuracy", result.mean, prog_bar=True, rank_zero_only=False)
+        self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss})
+
+    def _gather_embedded(self) -> tuple[Tensor, Tensor]:
+        """Numbers (sorted, each once) and features of the images that all processes embedded."""
+        index = torch.cat([index for index, _ in self._embedded])
+        features = torch.cat([features for _, features in self._embedded])
+        self._embedded.clear()
+        if self.trainer.world_size > 1:
+            # The stock sampler pads every process to the same number of images by repeating some.
+            index = self.all_gather(index).flatten()  # type: ignore[union-attr]
+            features = self.all_gather(features).flatten(0, 1)  # type: ignore[union-attr]
+        order = torch.argsort(index, stable=True)
+        index, features = index[order], features[order]
+        first = torch.ones_like(index, dtype=torch.bool)
+        first[1:] = index[1:] != index[:-1]
+        return index[first], features[first]

@@ -1,0 +1,29 @@
+"""Prototypical networks as a LightningModule."""
+
+from typing import Any
+
+from fewshot.heads import PrototypicalHead
+from fewshot.module import EpisodicModule
+
+
+class PrototypicalNetwork(EpisodicModule):
+    """A backbone whose features are classified by the nearest class mean (Snell et al., NeurIPS 2017).
+
+    Args:
+        metric: ``"euclidean"`` (squared distance, the paper's) or ``"cosine"``.
+        scale: factor of the logits; None for the metric's usual one (:class:`~fewshot.heads.PrototypicalHead`).
+        average_channels: divide the squared distance by the number of channels.
+        learn_scale: learn the scale.
+        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.TrainingModule`.
+    """
+
+    def __init__(
+        self,
+        metric: str = "euclidean",
+        scale: float | None = None,
+        average_channels: bool = False,
+        learn_scale: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.head = PrototypicalHead(metric, scale, average_channels, learn_scale)

@@ -1,0 +1,22 @@
+"""Whitening normalisation layers for PyTorch, and what trains, measures and compares networks with them.
+
+Importing this loads torch alone: neither Lightning nor matplotlib, which one layer does not need.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from swbn_lightning.norms import NormFactory, SWBN1d, SWBN2d, SWBN3d
+
+if TYPE_CHECKING:
+    from swbn_lightning.whiteness import WhitenessMonitor
+
+__version__ = "0.1.0"
+__all__ = ["NormFactory", "SWBN1d", "SWBN2d", "SWBN3d", "WhitenessMonitor", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "WhitenessMonitor":
+        from swbn_lightning.whiteness import WhitenessMonitor
+
+        return WhitenessMonitor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,142 @@
+"""ResNet-12, the few-shot backbone: four residual blocks of three 3x3 convolutions.
+
+Two public families go by this name; one class builds both.
+
+==============  =============================  ==========================================
+form            ``"can"`` (the default)        ``"metaoptnet"``
+==============  =============================  ==========================================
+source          Hou et al., NeurIPS 2019       Lee et al., CVPR 2019
+widths          64, 128, 256, 512              64, 160, 320, 640
+stem            3x3 convolution, norm, ReLU    none
+activation      ReLU                           LeakyReLU 0.1
+halving         stride 2 in the second conv.   2x2 max-pooling after the block
+regularisation  none                           dropout (blocks 1, 2), DropBlock (3, 4)
+84x84 gives     512x6x6                        640x5x5
+parameters      8.0 M                          12.4 M
+==============  =============================  ==========================================
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swbn_lightning.backbones.base import Backbone, conv, initialize_fan_out
+from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.norms import NormFactory
+
+FORMS = ("can", "metaoptnet")
+
+
+class ResNet12(Backbone):
+    """ResNet-12 in CAN's or MetaOptNet's form (see the table above).
+
+    Args:
+        norm: makes each normalisation layer, those of the shortcuts too.
+        in_channels: 3 for RGB, 1 for gray.
+        form: ``"can"`` or ``"metaoptnet"``.
+        drop_rate: MetaOptNet's form alone: dropout and DropBlock, 0.1 in its public code for mini-ImageNet
+            with ProtoNet and for the SVM head; 0 (the default) for none.
+        drop_block_size: side of the square that DropBlock removes, 5 in the public code.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        in_channels: int = 3,
+        form: str = "can",
+        drop_rate: float = 0.0,
+        drop_block_size: int = 5,
+    ) -> None:
+        super().__init__()
+        if form not in FORMS:
+            raise unknown_name("form of resnet12", form, FORMS)
+        if drop_rate and form == "can":
+            raise InputError("resnet12: drop_rate belongs to form 'metaoptnet'; form 'can' has no dropout.")
+        if not 0 <= drop_rate < 1:
+            raise InputError(f"resnet12: drop_rate must be in [0, 1), got {drop_rate}.")
+        self.in_channels = in_channels
+        if form == "can":
+            widths = (64, 128, 256, 512)
+            self.stem: nn.Module = nn.Sequential(conv(in_channels, 64, 3), norm(64), nn.ReLU(inplace=True))
+            previous = 64
+        else:
+            widths = (64, 160, 320, 640)
+            self.stem = nn.Identity()
+            previous = in_channels
+        blocks: list[nn.Module] = []
+        for index, width in enumerate(widths):
+            if form == "can":
+                blocks.append(_Block(norm, previous, width, stride=2))
+            else:
+                blocks.append(_Block(norm, previous, width, slope=0.1, pool=True))
+                if drop_rate:
+                    last_two = index >= 2
+                    blocks.append(DropBlock(drop_rate, drop_block_size) if last_two else nn.Dropout(drop_rate))
+            previous = width
+        self.blocks = nn.Sequential(*blocks)
+        self.num_features = widths[-1]
+        initialize_fan_out(self, "relu" if form == "can" else "leaky_relu")
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.blocks(self.stem(x))
+
+
+class _Block(nn.Module):
+    """Three 3x3 convolutions beside a 1x1 projection; halves the size by stride or by pooling."""
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        in_channels: int,
+        out_channels: int,
+        stride: int = 1,
+        slope: float = 0.0,
+        pool: bool = False,
+    ) -> None:
+        super().__init__()
+        self.slope = slope
+        self.pool = pool
+        self.conv1, self.norm1 = conv(in_channels, out_channels, 3), norm(out_channels)
+        self.conv2, self.norm2 = conv(out_channels, out_channels, 3, stride), norm(out_channels)
+        self.conv3, self.norm3 = conv(out_channels, out_channels, 3), norm(out_channels)
+        self.shortcut = nn.Sequential(conv(in_channels, out_channels, 1, stride), norm(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.leaky_relu(self.norm1(self.conv1(x)), self.slope)
+        out = F.leaky_relu(self.norm2(self.conv2(out)), self.slope)
+        out = F.leaky_relu(self.norm3(self.conv3(out)) + self.shortcut(x), self.slope)
+        if not self.pool:
+            return out
+        if min(out.shape[2:]) < 2:
+            raise InputError("resnet12: form 'metaoptnet' halves the image four times; give at least 16x16 pixels.")
+        return F.max_pool2d(out, 2)
+
+
+class DropBlock(nn.Module):
+    """Removes whole squares of a feature map in training (Ghiasi et al., NeurIPS 2018).
+
+    The rate grows linearly over the first ``ramp`` training forwards, as in MetaOptNet's public code
+    (20 epochs of 2,000 batches); torchvision's layer of the same name has a constant one.
+    """
+
+    num_batches_tracked: Tensor
+
+    def __init__(self, rate: float, block_size: int, ramp: int = 40_000) -> None:
+        super().__init__()
+        self.rate, self.block_size, self.ramp = rate, block_size, ramp
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        self.num_batches_tracked += 1
+        height, width = x.shape[2:]
+        size = min(self.block_size, height, width)
+        rate = self.rate * (self.num_batches_tracked / self.ramp).clamp(max=1.0)
+        # Centres lie where the whole square fits; gamma makes the share of removed values about `rate`.
+        rows, columns = height - size + 1, width - size + 1
+        gamma = rate * height * width / (size**2 * rows * columns)
+        centres = (torch.rand(*x.shape[:2], rows, columns, device=x.device) < gamma).to(x.dtype)
+        padded = F.pad(centres, [size - 1] * 4)
+        keep = 1 - F.max_pool2d(padded, size, stride=1)
+        return x * keep * (keep.numel() / keep.sum().clamp(min=1))

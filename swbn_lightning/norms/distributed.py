@@ -1,0 +1,58 @@
+"""Statistics of one batch that is spread over several processes.
+
+Two collectives a layer and step forward (statistics, covariance), one backward.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def is_synchronized(sync: bool) -> bool:
+    """Whether ``sync=True`` has anything to do here: a process group of more than one process."""
+    return sync and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class _AllGather(torch.autograd.Function):
+    """``[K]`` of every process, ``[world, K]``; the gradient is summed over the processes."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, values.contiguous())
+        return torch.stack(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad[dist.get_rank()]
+
+
+def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, unbiased variance and count of the whole batch from those of each process's part.
+
+    The gradient goes through, to every process's part. Parts of different size are weighted by
+    their counts, and centred second moments are added, so that a large mean costs no precision
+    (Chan, Golub and LeVeque 1979).
+    """
+    # One value a channel has no unbiased variance; its centred sum of squares is 0.
+    squares = variance * (count - 1) if count > 1 else torch.zeros_like(variance)
+    counted = torch.cat([mean, squares, mean.new_tensor([count])])
+    parts = _AllGather.apply(counted)
+    d = mean.shape[0]
+    means, sums, counts = parts[:, :d], parts[:, d : 2 * d], parts[:, 2 * d :]
+    counts = counts.detach()
+    total = counts.sum()
+    merged_mean = (counts * means).sum(0) / total
+    merged_squares = sums.sum(0) + (counts * (means - merged_mean).square()).sum(0)
+    return merged_mean, merged_squares / (total - 1), total
+
+
+def merge_covariance(covariance: Tensor, count: int, total: Tensor) -> Tensor:
+    """The covariance of the whole batch from each process's; no gradient (W is a constant to the task)."""
+    merged = covariance * (count / total)
+    dist.all_reduce(merged)
+    return merged

@@ -1,0 +1,164 @@
+"""The formulas of Stochastic Whitening Batch Normalization as pure functions.
+
+Source: Zhang et al., *Stochastic Whitening Batch Normalization*, CVPR 2021, Algorithm 1 (training),
+Algorithm 3 (prediction), equations 1-3. The layers, their tests and the documentation all use these.
+
+Conventions. An activation is ``[N, C]`` or ``[N, C, ...]``: channels are dimension 1 and every other
+position is a sample, so ``n = N`` or ``N * L`` or ``N * H * W``. Matrices carry a leading group
+dimension, ``[num_groups, C / num_groups, C / num_groups]``; the paper has one group. Whatever is of
+size ``C`` or ``C x C`` is float32 or better, whatever the dtype of the activation.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Criterion = Literal["fro", "kl"]
+CRITERIA: tuple[str, ...] = get_args(Criterion)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for 16-bit types, the type itself otherwise: a step of 1e-5 vanishes in bfloat16."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def per_channel(values: Tensor, like: Tensor) -> Tensor:
+    """``[C]`` shaped so that it broadcasts over dimension 1 of ``like``."""
+    return values.view(1, -1, *([1] * (like.dim() - 2)))
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Batch mean and *unbiased* variance, ``[C]`` each (Algorithm 1, steps 1 and 2).
+
+    BatchNorm normalises with the biased variance; the paper prints ``1/(n-1)``.
+    """
+    dims = [0, *range(2, x.dim())]
+    variance, mean = torch.var_mean(x.to(accumulation_dtype(x.dtype)), dims, correction=1)
+    return mean, variance
+
+
+def standardize(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-8) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` per channel (Algorithm 1, step 5), in the dtype of ``x``.
+
+    The arithmetic is that of ``mean``: the subtraction comes first, so that a mean many deviations
+    from zero costs no precision.
+    """
+    scale = torch.rsqrt(variance + eps)
+    return ((x - per_channel(mean, x)) * per_channel(scale, x)).to(x.dtype)
+
+
+def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`moments` and :func:`standardize` in BatchNorm's own fused operator: ``(xs, mean, variance)``.
+
+    The gradient goes through mean and variance. The operator divides by ``sqrt(b + e)`` with the *biased*
+    variance ``b``; with ``r = (n - 1) / n``, ``b = r v`` and ``e = r eps`` that is ``sqrt(r) sqrt(v + eps)``, so
+    a constant weight of ``sqrt(r)`` makes it the paper's. Mean and variance carry no gradient.
+    """
+    count = x.shape[0] * math.prod(x.shape[2:])
+    ratio = (count - 1) / count
+    dtype = accumulation_dtype(x.dtype)
+    weight = torch.full((x.shape[1],), math.sqrt(ratio), dtype=dtype, device=x.device)
+    xs, mean, inverse = torch.native_batch_norm(x, weight, torch.zeros_like(weight), None, None, True, 0.0, ratio * eps)
+    with torch.no_grad():
+        variance = (inverse.square().reciprocal() / ratio - eps).clamp(min=0)
+    return xs, mean.detach(), variance
+
+
+def standardize_fixed(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-8) -> Tensor:
+    """:func:`standardize` by statistics that are constants, in one pass (Algorithm 3, step 1)."""
+    dtype = accumulation_dtype(x.dtype)
+    return F.batch_norm(x, mean.to(dtype), variance.to(dtype), training=False, eps=eps)
+
+
+def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
+    """``xs^T xs / n`` of standardised activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
+
+    Divided by ``n``, not by ``n - 1``. Operands in the dtype of ``xs``, accumulated in float32 or better.
+    """
+    channels = xs.shape[1]
+    samples = xs.movedim(1, 0).reshape(num_groups, channels // num_groups, -1)
+    samples = samples.to(accumulation_dtype(xs.dtype))
+    return torch.bmm(samples, samples.mT) / samples.shape[-1]
+
+
+def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tensor:
+    """How far a covariance is from the identity: the whitening criteria of equations 1 and 2.
+
+    Args:
+        covariance_of_output: ``W S W^T``, ``[..., d, d]``.
+        criterion: ``"kl"``: ``(tr C - ln det C - d) / 2``, infinite for a singular ``C``;
+            ``"fro"``: ``norm_F(I - C) / 2``.
+
+    Returns:
+        ``[...]``, zero only at the identity.
+    """
+    _check_criterion(criterion)
+    d = covariance_of_output.shape[-1]
+    if criterion == "kl":
+        trace = covariance_of_output.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return 0.5 * (trace - torch.logdet(covariance_of_output) - d)
+    eye = torch.eye(d, dtype=covariance_of_output.dtype, device=covariance_of_output.device)
+    return 0.5 * torch.linalg.matrix_norm(eye - covariance_of_output)
+
+
+def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: float, criterion: str = "fro") -> Tensor:
+    """One step of W and its symmetrisation (Algorithm 1, steps 7 and 8; equation 3).
+
+    ========  ======================================================
+    ``kl``    ``dW = (W S W^T - I) W`` (a relative gradient)
+    ``fro``   ``dW = (W S W^T - I) W S / norm_F(I - W S W^T)``; 0 where that norm is 0
+    ========  ======================================================
+
+    Args:
+        whitening_matrix: ``W``, ``[..., d, d]``.
+        covariance: ``S``, the covariance of the standardised batch, ``[..., d, d]``.
+        step_size: ``alpha``; 1e-5 in the paper.
+        criterion: ``"fro"`` or ``"kl"``.
+
+    Returns:
+        ``(V + V^T) / 2`` with ``V = W - alpha dW``: a new tensor.
+    """
+    _check_criterion(criterion)
+    w = whitening_matrix
+    ws = w @ covariance
+    excess = ws @ w.mT - torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
+    if criterion == "kl":
+        delta = excess @ w
+    else:
+        norm = torch.linalg.matrix_norm(excess, keepdim=True)
+        delta = torch.where(norm > 0, excess @ ws / norm, 0.0)
+    stepped = w - step_size * delta
+    return (stepped + stepped.mT) / 2
+
+
+def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``gamma * (W xs) + beta`` (Algorithm 1, steps 9 and 10), in the dtype and layout of ``xs``.
+
+    Gamma is folded into ``W``, so that it costs no pass over the activation.
+
+    Args:
+        xs: standardised activation, ``[N, C, ...]``.
+        whitening_matrix: ``[g, C/g, C/g]``.
+        weight: gamma, ``[C]``, or None for ones.
+        bias: beta, ``[C]``, or None for zeros.
+    """
+    groups, width, _ = whitening_matrix.shape
+    matrix = whitening_matrix.reshape(groups * width, width)
+    if weight is not None:
+        matrix = matrix * weight.to(matrix.dtype).unsqueeze(1)
+    matrix = matrix.to(xs.dtype)
+    bias = None if bias is None else bias.to(xs.dtype)
+    if xs.dim() == 2:
+        return F.conv1d(xs.unsqueeze(-1), matrix.unsqueeze(-1), bias, groups=groups).squeeze(-1)
+    # A convolution of size one: the one product that keeps contiguous and channels_last as they are.
+    kernel = matrix.view(groups * width, width, *([1] * (xs.dim() - 2)))
+    convolution = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[xs.dim()]
+    return convolution(xs, kernel, bias, groups=groups)
+
+
+def _check_criterion(criterion: str) -> None:
+    if criterion not in CRITERIA:
+        raise ValueError(f"unknown whitening criterion {criterion!r}; known: {', '.join(CRITERIA)}.")

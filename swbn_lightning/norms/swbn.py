@@ -1,0 +1,156 @@
+"""Stochastic Whitening Batch Normalization: the layers (CVPR 2021, Algorithms 1 and 3)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms.base import WhiteningNorm, num_samples
+from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
+
+
+class SWBN(WhiteningNorm):
+    r"""Standardise a batch, then multiply by a whitening matrix learnt online.
+
+    In training, for ``n`` samples of ``d`` channels (Zhang et al., CVPR 2021, Algorithm 1)::
+
+        xs = (x - mean) / sqrt(var + eps)           var unbiased
+        S  = xs^T xs / n
+        W <- W - step_size * dW(W, S);  W <- (W + W^T) / 2
+        y  = gamma * (W xs) + beta                  with the W just updated
+
+    and ``running <- (1 - momentum) * running + momentum * batch`` for mean and variance. W takes one step
+    a training forward. To the task loss W is a constant; mean and variance are not, as in BatchNorm.
+
+    In evaluation, running mean, running variance and the stored W, no update (Algorithm 3): one affine
+    map. Without running statistics the batch's own mean and variance are used in both modes; W still
+    learns in training alone.
+
+    A batch that is not finite, or whose step of W would not be, leaves the state as it was and is counted
+    in ``num_batches_rejected``.
+
+    Args:
+        num_features: ``d``, the channels.
+        eps: added to the variance; 1e-8 as the paper's tolerance (BatchNorm's is 1e-5).
+        momentum: share of the new batch in the running statistics, PyTorch's convention; 0.05, since the
+            paper keeps eta = 0.95. None for a plain average over all batches.
+        affine: learnable gamma and beta.
+        track_running_stats: keep running mean and variance for evaluation.
+        criterion: ``"fro"`` (the default: less sensitive to the step size, section 3.3) or ``"kl"``.
+        step_size: alpha of W's step; 1e-5 as in the paper, over about 58,000 steps. What counts is
+            ``step_size`` times the number of steps: a run of 1,000 steps needs a larger one.
+        num_groups: whiten so many contiguous blocks of channels apart; 1 is the paper.
+        sync: in a distributed run, use the statistics of the whole batch over all processes, so that W
+            is the same on all of them. Two collectives a forward, one a backward.
+
+    Shape:
+        1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
+        shape, dtype and memory layout.
+
+    State: ``weight``, ``bias``, ``running_mean``, ``running_var`` of ``[C]``, ``whitening_matrix`` of
+    ``[num_groups, C/num_groups, C/num_groups]``, ``num_batches_tracked``. All but weight and bias stay
+    float32 under ``.half()``, ``.bfloat16()`` and autocast.
+
+    Raises:
+        ValueError: in the constructor for an unknown criterion, a ``num_groups`` that does not divide
+            ``num_features``, a step size that is not positive and finite; in ``forward`` for a wrong number
+            of dimensions and for a single value a channel in training.
+        RuntimeError: in ``forward`` for a wrong number of channels.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-8,
+        momentum: float | None = 0.05,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        criterion: str = "fro",
+        step_size: float = 1e-5,
+        num_groups: int = 1,
+        sync: bool = True,
+    ) -> None:
+        if criterion not in WF.CRITERIA:
+            raise unknown_name("whitening criterion", criterion, WF.CRITERIA)
+        if not (isinstance(step_size, int | float) and math.isfinite(step_size) and step_size > 0):
+            raise InputError(f"step_size must be positive and finite, got {step_size!r}.")
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, num_groups, sync, device, dtype)
+        self.criterion = criterion
+        self.step_size = float(step_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input(x)
+        # Under autocast the products would be cast again, and the state with them.
+        with torch.autocast(x.device.type, enabled=False):
+            if self.training:
+                return self._forward_training(x)
+            if self.running_mean is None or self.running_var is None:
+                xs, _, _ = WF.standardize_batch(x, self.eps)
+            else:
+                xs = WF.standardize_fixed(x, self.running_mean, self.running_var, self.eps)
+            return WF.whiten(xs, self.whitening_matrix, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
+
+    def _forward_training(self, x: Tensor) -> Tensor:
+        count = num_samples(x)
+        synchronized = is_synchronized(self.sync)
+        if count < (1 if synchronized else 2):
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
+        total: Tensor | None = None
+        if synchronized:
+            mean, variance, total = merge_moments(*WF.moments(x), count)
+            xs = WF.standardize(x, mean, variance, self.eps)
+        else:
+            xs, mean, variance = WF.standardize_batch(x, self.eps)
+        with torch.no_grad():
+            s = WF.covariance(xs, self.num_groups)
+            if total is not None:
+                s = merge_covariance(s, count, total)
+            w = self._update_state(mean, variance, s)
+        return WF.whiten(xs, w, self.weight, self.bias)
+
+    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor) -> Tensor:
+        """Step W and the running statistics; returns the W of this forward, a tensor of its own.
+
+        The graph keeps the returned tensor; the buffers are only copied into, so that a second forward
+        before the backward cannot change what the first one saved. No branch on the host.
+        """
+        old = self.whitening_matrix
+        stepped = WF.whitening_update(old, s.to(old.dtype), self.step_size, self.criterion)
+        accepted = torch.isfinite(stepped).all() & torch.isfinite(mean).all() & torch.isfinite(variance).all()
+        w = torch.where(accepted, stepped, old)
+        old.copy_(w)
+        self.num_batches_rejected += ~accepted
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked += accepted
+            factor = self._average_factor()
+            for running, batch in ((self.running_mean, mean), (self.running_var, variance)):
+                assert running is not None
+                mixed = torch.lerp(running, batch.to(running.dtype), factor)
+                running.copy_(torch.where(accepted, mixed, running))
+        return w
+
+
+class SWBN1d(SWBN):
+    """:class:`SWBN` for ``[N, C]`` or ``[N, C, L]``; a drop-in for ``nn.BatchNorm1d``."""
+
+    input_dims = (2, 3)
+
+
+class SWBN2d(SWBN):
+    """:class:`SWBN` for ``[N, C, H, W]``; a drop-in for ``nn.BatchNorm2d``."""
+
+    input_dims = (4,)
+
+
+class SWBN3d(SWBN):
+    """:class:`SWBN` for ``[N, C, D, H, W]``; a drop-in for ``nn.BatchNorm3d``."""
+
+    input_dims = (5,)

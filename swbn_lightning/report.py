@@ -1,0 +1,126 @@
+"""What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from rich.console import Console
+from rich.table import Table
+
+from swbn_lightning.runs import write_results
+from swbn_lightning.training import TrainingModule
+from swbn_lightning.whiteness import WhitenessMonitor
+
+_COLUMNS = ("split", "classes", "images", "episodes", "ways", "shots")
+
+
+class ResultTable(pl.Callback):
+    """Prints the results of ``fit`` (validation), ``validate`` and ``test``, and writes them to the run's folder.
+
+    ``fit`` shows the best epoch by validation accuracy and, where it is another one, the last.
+    """
+
+    def __init__(self) -> None:
+        self._history: list[dict[str, Any]] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if isinstance(pl_module, TrainingModule) and not trainer.sanity_checking and "val" in pl_module.results:
+            row = {**pl_module.results["val"], "epoch": trainer.current_epoch}
+            if trainer.state.fn == "fit":
+                self._history.append(row)
+            else:
+                self._finish(trainer, [row], _trained_whiteness(trainer))
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._history:
+            return
+        best = max(self._history, key=lambda row: row["accuracy"])
+        rows = [{**best, "split": f"val (best, epoch {best['epoch']})"}]
+        last = self._history[-1]
+        if last is not best:
+            rows.append({**last, "split": f"val (last, epoch {last['epoch']})"})
+        monitors = [c for c in _callbacks(trainer) if isinstance(c, WhitenessMonitor)]
+        self._finish(trainer, rows, monitors[0].history if monitors else [])
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if isinstance(pl_module, TrainingModule) and "test" in pl_module.results:
+            self._finish(trainer, [pl_module.results["test"]], _trained_whiteness(trainer))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": [dict(row) for row in self._history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._history = [dict(row) for row in state_dict["history"]]
+
+    def _finish(self, trainer: pl.Trainer, rows: list[dict[str, Any]], whiteness: list[dict[str, float]]) -> None:
+        if not trainer.is_global_zero:
+            return
+        checkpoint = _checkpoint_path(trainer)
+        console = Console()
+        console.print(result_table(rows, whiteness))
+        if checkpoint:
+            label = "best checkpoint" if trainer.state.fn == "fit" else "checkpoint"
+            console.print(f"{label}: {checkpoint}", soft_wrap=True, highlight=False, markup=False)
+        if trainer.loggers and trainer.log_dir:
+            folder = Path(trainer.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            inside = checkpoint and folder.resolve() in Path(checkpoint).resolve().parents
+            results = {
+                "command": str(trainer.state.fn),
+                "results": rows,
+                "whiteness": whiteness,
+                "best_checkpoint": str(Path(checkpoint).resolve().relative_to(folder.resolve())) if inside else None,
+                "tested_checkpoint": None if inside else checkpoint,
+            }
+            write_results(folder, results)
+            console.print(f"run folder: {folder}", soft_wrap=True, highlight=False, markup=False)
+
+
+def result_table(rows: list[dict[str, Any]], whiteness: list[dict[str, float]]) -> Table:
+    """The table: what was evaluated, accuracy with its 95% interval, whiteness at the start and the end.
+
+    Args:
+        rows: as :attr:`~swbn_lightning.training.TrainingModule.results`.
+        whiteness: as :attr:`~swbn_lightning.whiteness.WhitenessMonitor.history`.
+    """
+    table = Table(title="results")
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column == "split" else "right")
+    table.add_column("accuracy ± 95%", justify="right")
+    table.add_column("whiteness distance\nstart → end", justify="right")
+    table.add_column("RMS correlation\nstart → end", justify="right")
+    for row in rows:
+        cells = [str(row.get(column, "–")) for column in _COLUMNS]
+        accuracy = f"{100 * row['accuracy']:.2f} ± {100 * row['ci95']:.2f} %"
+        table.add_row(*cells, accuracy, _course(whiteness, "distance", 2), _course(whiteness, "rms", 3))
+    return table
+
+
+def _course(whiteness: list[dict[str, float]], key: str, digits: int) -> str:
+    if not whiteness:
+        return "–"
+    return f"{whiteness[0][key]:.{digits}f} → {whiteness[-1][key]:.{digits}f}"
+
+
+def _checkpoint_path(trainer: pl.Trainer) -> str | None:
+    if trainer.state.fn != "fit":
+        return str(trainer.ckpt_path) if trainer.ckpt_path else None
+    checkpoints = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint)]
+    return checkpoints[0].best_model_path or None if checkpoints else None
+
+
+def _trained_whiteness(trainer: pl.Trainer) -> list[dict[str, float]]:
+    """The history that the evaluated checkpoint carries (Lightning restores callbacks only to go on training)."""
+    if not trainer.ckpt_path:
+        return []
+    content = torch.load(trainer.ckpt_path, map_location="cpu", weights_only=True, mmap=True)
+    for key, state in content.get("callbacks", {}).items():
+        if key.startswith(WhitenessMonitor.__name__):
+            return state["history"]
+    return []
+
+
+def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
+    return trainer.callbacks  # type: ignore[attr-defined]

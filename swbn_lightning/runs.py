@@ -1,0 +1,91 @@
+"""Run folders: ``<root>/<name>/version_<n>`` with logs, configuration, checkpoints and ``results.json``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swbn_lightning.errors import InputError
+
+RESULTS_FILE = "results.json"
+
+
+def new_run_folder(root: str | Path, name: str) -> Path:
+    """Make the next free ``version_<n>`` below ``root/name``, safe against a second run starting now."""
+    base = Path(root) / name
+    base.mkdir(parents=True, exist_ok=True)
+    number = max((n for n, _ in _versions(base)), default=-1) + 1
+    while True:
+        folder = base / f"version_{number}"
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def write_results(folder: Path, results: dict[str, Any]) -> Path:
+    """Write ``results.json`` whole or not at all."""
+    path = folder / RESULTS_FILE
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
+    """The checkpoint that ``path`` means: a file, or a run folder (``runs/name`` or one of its versions).
+
+    Args:
+        path: of a run's name the newest version with a checkpoint is taken.
+        prefer: in a folder, ``"best"`` (by validation) or ``"last"`` (to go on training).
+
+    Raises:
+        InputError: nothing there, a folder without a finished run, or a file that is not a checkpoint.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        _check_checkpoint(path)
+        return path
+    if not path.exists():
+        raise InputError(f"checkpoint {path} does not exist; give a .ckpt file or a run folder as runs/NAME.")
+    versions = [folder for _, folder in sorted(_versions(path), reverse=True)]
+    for folder in [path, *versions]:
+        found = _checkpoint_of(folder, prefer)
+        if found is not None:
+            _check_checkpoint(found)
+            return found
+    raise InputError(
+        f"{path} holds no {prefer} checkpoint: looked for checkpoints/ and {RESULTS_FILE} there and in its "
+        "version_* folders. Has `swbn fit` finished an epoch?"
+    )
+
+
+def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
+    last = folder / "checkpoints" / "last.ckpt"
+    if prefer == "last":
+        return last if last.is_file() else None
+    try:
+        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / RESULTS_FILE} cannot be read: {error}.") from error
+    best = results.get("best_checkpoint")
+    return folder / best if best and (folder / best).is_file() else None
+
+
+def _check_checkpoint(path: Path) -> None:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a foreign file raises almost anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} is not a readable checkpoint ({reason}).") from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise InputError(f"{path} is not a checkpoint of this package: it has no 'state_dict'.")
+
+
+def _versions(base: Path) -> list[tuple[int, Path]]:
+    folders = (p for p in base.glob("version_*") if p.is_dir() and p.name[8:].isdigit())
+    return [(int(p.name[8:]), p) for p in folders]

@@ -1,0 +1,125 @@
+"""Every backbone with every norm."""
+
+import pytest
+import torch
+from torch import nn
+
+from swbn_lightning.backbones import available_backbones, build_backbone
+from swbn_lightning.backbones.resnet12 import DropBlock
+from swbn_lightning.norms import NormFactory
+
+FORMS = [
+    ("resnet12", {}, 512),
+    ("resnet12", {"form": "metaoptnet", "drop_rate": 0.1}, 640),
+    ("resnet20", {}, 64),
+    ("resnet20", {"shortcut": "identity"}, 64),
+]
+
+
+@pytest.mark.parametrize("norm", NormFactory.names())
+@pytest.mark.parametrize(("name", "options", "width"), FORMS)
+@pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 33)])
+def test_every_backbone_with_every_norm_trains(name, options, width, norm, channels, size):
+    backbone = build_backbone(name, norm, in_channels=channels, **options)
+    images = torch.randn(3, channels, size, size)
+    features = backbone(images)
+    assert features.shape == (3, width) and backbone.num_features == width
+    features.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
+    maps = backbone.eval().forward_features(images)
+    torch.testing.assert_close(maps.mean((2, 3)), backbone(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size", "shape"),
+    [
+        ("resnet12", {}, 84, (512, 6, 6)),
+        ("resnet12", {"form": "metaoptnet"}, 84, (640, 5, 5)),
+        ("resnet20", {}, 32, (64, 8, 8)),
+        ("resnet20", {"shortcut": "identity"}, 32, (64, 8, 8)),
+    ],
+)
+def test_maps_have_the_published_sizes(name, options, size, shape):
+    assert build_backbone(name, **options).eval().forward_features(torch.zeros(1, 3, size, size)).shape[1:] == shape
+
+
+def test_parameters_are_those_of_the_architectures():
+    # Convolutions by hand: k*k*in*out of each, from the papers' tables; norms add 2 a channel.
+    def resnet12(widths, stem):
+        convolutions, norms, previous = stem, 0, 64 if stem else 3
+        for w in widths:
+            convolutions += 9 * previous * w + 2 * 9 * w * w + previous * w
+            norms += 4 * w
+            previous = w
+        return convolutions, 2 * (norms + (64 if stem else 0))
+
+    def count(b):
+        return sum(p.numel() for p in b.parameters())
+
+    can = resnet12((64, 128, 256, 512), stem=27 * 64)
+    meta = resnet12((64, 160, 320, 640), stem=0)
+    assert count(build_backbone("resnet12")) == sum(can) and round(sum(can) / 1e6, 1) == 8.0
+    assert count(build_backbone("resnet12", form="metaoptnet")) == sum(meta) and round(sum(meta) / 1e6, 1) == 12.4
+    # He et al. print 0.27 million for ResNet-20, classifier (650) included.
+    assert count(build_backbone("resnet20", shortcut="identity")) + 650 == 269_722
+    assert round((count(build_backbone("resnet20")) + 650) / 1e6, 2) == 0.27
+
+
+@pytest.mark.parametrize(("name", "options", "width"), FORMS)
+def test_the_same_seed_gives_the_same_convolutions_whatever_the_norm(name, options, width):
+    def convolutions(norm):
+        torch.manual_seed(3)
+        return [m.weight for m in build_backbone(name, norm, **options).modules() if isinstance(m, nn.Conv2d)]
+
+    expected = convolutions("bn")
+    for norm in NormFactory.names():
+        assert all(torch.equal(a, b) for a, b in zip(convolutions(norm), expected, strict=True)), norm
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("resnet21", {}, "unknown backbone 'resnet21'; did you mean 'resnet20'.*resnet12, resnet20"),
+        ("resnet20", {"norm": "bm"}, "unknown norm 'bm'; did you mean 'bn'"),
+        ("resnet20", {"norm_args": {"step_size": 1}}, "option of norm 'bn'"),
+        ("resnet20", {"in_chanels": 1}, "'in_chanels'; did you mean 'in_channels'"),
+        ("resnet20", {"depth": 8}, "'depth'"),
+        ("resnet20", {"in_channels": 0}, "in_channels must be an integer of at least 1, got 0"),
+        ("resnet20", {"shortcut": "none"}, "'none'.*identity, projection"),
+        ("resnet12", {"form": "cam"}, "'cam'; did you mean 'can'"),
+        ("resnet12", {"drop_rate": 0.1}, "belongs to form 'metaoptnet'"),
+        ("resnet12", {"form": "metaoptnet", "drop_rate": 1.0}, r"in \[0, 1\), got 1.0"),
+    ],
+)
+def test_errors(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        build_backbone(name, **options)
+
+
+def test_an_image_too_small_to_pool_says_so():
+    with pytest.raises(ValueError, match="at least 16x16"):
+        build_backbone("resnet12", form="metaoptnet").eval()(torch.zeros(1, 3, 8, 8))
+
+
+def test_names():
+    assert available_backbones() == ("resnet12", "resnet20")
+
+
+def test_dropblock_removes_whole_squares_at_the_rate_and_keeps_the_mean():
+    block = DropBlock(rate=0.2, block_size=3, ramp=1).train()
+    x = torch.ones(400, 4, 12, 12)
+    y = block(x)
+    removed = (y == 0).float().mean().item()
+    assert 0.12 < removed < 0.21  # squares overlap, so a little under the rate
+    assert y.mean().item() == pytest.approx(1, rel=1e-5)
+    one = y[(y == 0).flatten(2).sum(-1) == 9][0]  # a map with a single square
+    rows, columns = torch.where(one == 0)
+    assert rows.max() - rows.min() == 2 and columns.max() - columns.min() == 2
+    assert torch.equal(block.eval()(x), x)
+
+
+def test_dropblock_ramps_up():
+    block = DropBlock(rate=0.5, block_size=1, ramp=100).train()
+    first = (block(torch.ones(200, 8, 8, 8)) == 0).float().mean()
+    block.num_batches_tracked.fill_(100)
+    assert first < 0.02 < 0.4 < (block(torch.ones(200, 8, 8, 8)) == 0).float().mean()

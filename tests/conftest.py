@@ -1,0 +1,51 @@
+"""Shared by the tests: real data where it is there, and tiny generated data everywhere."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(2)
+
+REPOSITORY = Path(__file__).parents[1]
+# Real images are not part of the project; they may lie beside a checkout, or where this variable says.
+REAL_DATA = Path(os.environ.get("SWBN_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real images; skips, saying so, where there is none."""
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"no real images at {REAL_DATA}; set SWBN_TEST_DATA to their folder")
+    return REAL_DATA
+
+
+@pytest.fixture(autouse=True)
+def _own_random_stream():
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_cifar100(tmp_path_factory) -> Path:
+    """A root that holds ``cifar-100-python`` with all 100 classes, 20 + 4 noise images of each."""
+    from fewshot.datasets.cifar_fs import cifar_fs_classes
+
+    root = tmp_path_factory.mktemp("cifar")
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    names = sorted(name for split in ("train", "val", "test") for name in cifar_fs_classes(split))
+    rng = np.random.default_rng(0)
+    for part, each in (("train", 20), ("test", 4)):
+        labels = np.repeat(np.arange(100), each)
+        # One hue a class and noise, so that there is something to learn.
+        hue = rng.integers(0, 200, (100, 3, 1))[labels]
+        noise = rng.integers(0, 56, (len(labels), 3, 1024))
+        data = (hue + noise).astype(np.uint8).reshape(-1, 3072)
+        content = {"data": data, "fine_labels": labels.tolist(), "filenames": [""] * len(labels)}
+        (folder / part).write_bytes(pickle.dumps(content, protocol=2))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}))
+    return root

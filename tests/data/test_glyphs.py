@@ -1,0 +1,188 @@
+"""Tests of the embedded data set "glyphs" and of its class list."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+from swbn_lightning.data import make_glyph_classes as maker
+from swbn_lightning.data.glyphs import SPLITS, face_paths, glyph_class_names, glyphs
+from swbn_lightning.data.images import ImageSet
+
+
+@pytest.fixture(scope="module")
+def val() -> ImageSet:
+    return glyphs("val")
+
+
+def all_classes() -> list[str]:
+    return [letters for split in SPLITS for letters in glyph_class_names(split)]
+
+
+def test_every_letter_is_in_one_class_of_one_split() -> None:
+    counts = Counter("".join(all_classes()))
+    assert set(counts.values()) == {1}
+
+
+def test_sizes_of_the_splits() -> None:
+    sizes = [len(glyph_class_names(split)) for split in SPLITS]
+    assert sum(sizes) >= 600
+    assert [size / sum(sizes) for size in sizes] == pytest.approx([0.64, 0.16, 0.20], abs=0.002)
+
+
+def test_no_two_splits_share_a_look() -> None:
+    split_of = {c: split for split in SPLITS for c in "".join(glyph_class_names(split))}
+    letters = sorted(split_of)
+    alike = maker.look_alikes(letters)
+    assert int(alike.sum()) > 2 * len(letters)  # it does find look-alikes; each letter is one of itself
+    shared = [
+        letters[i] + letters[j] for i, j in alike.nonzero().tolist() if split_of[letters[i]] != split_of[letters[j]]
+    ]
+    assert shared == []
+
+
+@pytest.mark.parametrize("letters", ["AΑА", "cCсС", "oOοО", "sS", "vV", "xX", "zZ", "źŹ", "Il"])
+def test_letters_that_look_the_same_are_one_class(letters: str) -> None:
+    assert [name for name in all_classes() if set(letters) & set(name)] == [
+        name for name in all_classes() if set(letters) <= set(name)
+    ]
+
+
+@pytest.mark.parametrize("letters", ["Aa", "EF", "OQ", "Uu", "Kk", "nu", "pq", "Cç", "óò", "жШ"])
+def test_letters_that_look_different_are_two_classes(letters: str) -> None:
+    assert not [name for name in all_classes() if set(letters) <= set(name)]
+
+
+def test_the_classes_hold_the_letters_of_all_faces() -> None:
+    assert len(face_paths()) == len(set(face_paths())) == 12
+    assert sorted("".join(all_classes())) == maker.candidate_letters()
+
+
+@pytest.mark.parametrize("char", ["Ǆ", "ĳ", "ﬁ", "ʣ", "ₐ", "1", "あ"])
+def test_what_is_no_single_letter_is_left_out(char: str) -> None:
+    assert not maker.is_single_letter(char)
+
+
+def test_hausdorff_limit() -> None:
+    ink = torch.zeros(2, 12, 12, dtype=torch.bool)
+    ink[:, 2, 2:8] = True
+    ink[1, 6, 5] = True  # four pixels below the stroke
+    field = maker.distance_to_ink(ink)
+    assert not maker.within(ink, field, 3.9)[0, 1]
+    assert maker.within(ink, field, 4.0).all()
+
+
+def test_distance_to_ink_is_euclidean() -> None:
+    ink = torch.rand(3, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.1
+    points = torch.cartesian_prod(torch.arange(9.0), torch.arange(9.0))
+    for drawing, field in zip(ink, maker.distance_to_ink(ink), strict=True):
+        expected = torch.cdist(points, points[drawing.flatten()]).amin(1).view(9, 9)
+        torch.testing.assert_close(field, expected)
+
+
+def test_split_is_the_same_each_time_and_leaves_the_global_random_state() -> None:
+    classes = [chr(code) for code in range(200, 300)]
+    state = random.getstate()
+    first = maker.split_classes(classes)
+    assert random.getstate() == state
+    assert first == maker.split_classes(classes)
+    assert Counter(split for split, _ in first) == {"train": 64, "val": 16, "test": 20}
+
+
+def test_shapes(val: ImageSet) -> None:
+    count = len(glyph_class_names("val"))
+    assert val.images.shape == (24 * count, 1, 28, 28)
+    assert val.images.dtype == torch.uint8
+    assert val.name == "glyphs/val"
+    assert (len(val), val.num_classes, val.channels) == (24 * count, count, 1)
+    assert torch.equal(val.labels.bincount(), torch.full((count,), 24))
+    assert val.class_names == glyph_class_names("val")
+
+
+def test_larger_images_and_fewer_of_them() -> None:
+    few = glyphs("val", image_size=40, images_per_class=2)
+    assert few.images.shape == (2 * few.num_classes, 1, 40, 40)
+
+
+def test_seed_decides() -> None:
+    first, again, other = (glyphs("val", images_per_class=2, seed=seed).images for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_global_random_state_is_left_alone() -> None:
+    state = torch.random.get_rng_state()
+    glyphs("val", images_per_class=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_every_image_has_ink(val: ImageSet) -> None:
+    bright = (val.images > 128).flatten(1).sum(1)  # noise alone stays below 0.5
+    assert int(bright.min()) >= 4
+
+
+def test_letters_are_not_cut_at_the_border(val: ImageSet) -> None:
+    border = torch.ones(28, 28, dtype=torch.bool)
+    border[1:-1, 1:-1] = False
+    touched = (val.images[:, 0, border] > 150).any(1).float().mean()
+    assert float(touched) < 0.02
+
+
+def test_two_images_of_a_face_differ_by_more_than_noise(val: ImageSet) -> None:
+    images = val.images.view(-1, 24, 28 * 28).float()
+    difference = (images[:, :12] - images[:, 12:]).square().mean(2).sqrt() / 255
+    assert float((difference > 0.15).float().mean()) > 0.9  # noise alone: at most 0.1 * sqrt(2), less clipped
+
+
+def test_images_of_a_class_are_nearer_to_each_other_than_to_other_classes(val: ImageSet) -> None:
+    means = torch.nn.functional.avg_pool2d(val.images.float(), 4).view(-1, 24, 49)
+    first, second = means[:, :12].mean(1), means[:, 12:].mean(1)
+    nearest = torch.cdist(second, first).argmin(1)
+    assert float((nearest == torch.arange(len(nearest))).float().mean()) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "dev"}, "'dev'.*test, train, val"),
+        ({"image_size": 27}, "image_size .*28, got 27"),
+        ({"images_per_class": 0}, "images_per_class .*1, got 0"),
+        ({"seed": -1}, "seed .*0, got -1"),
+    ],
+)
+def test_errors_say_what_was_given_and_what_is_accepted(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        glyphs(**{"split": "val", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64), "uint8.*float32"),
+        (torch.zeros(2, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), r"\[2, 4, 4\]"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2), "int64.*float32"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "2 images but 3"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 2]), "0 to 2.*0 to 1"),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([-1, 0]), "-1 to 0.*0 to 1"),
+    ],
+)
+def test_image_set_rejects(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageSet(images, labels, ("a", "b"), "toy")
+
+
+def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
+    code = """
+import sys
+import swbn_lightning.data.glyphs as module
+assert "matplotlib" not in sys.modules
+module.face_paths()
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,120 @@
+"""Episodes: their properties, by hypothesis and by counting."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot import EpisodeSampler, sample_episodes
+
+
+@st.composite
+def problems(draw):
+    """Labels of classes of different size, in any order and with any values; and numbers that fit them."""
+    ways, shots, queries = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    sizes = draw(st.lists(st.integers(shots + queries, 20), min_size=ways, max_size=10))
+    values = draw(st.lists(st.integers(0, 1000), min_size=len(sizes), max_size=len(sizes), unique=True))
+    labels = np.repeat(values, sizes)
+    np.random.default_rng(draw(st.integers(0, 100))).shuffle(labels)
+    return labels, ways, shots, queries
+
+
+@settings(max_examples=150, deadline=None)
+@given(problem=problems(), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000), count=st.integers(1, 12))
+def test_episodes_are_sound(problem, seed, epoch, count):
+    labels, ways, shots, queries = problem
+    episodes = sample_episodes(labels, ways, shots, queries, count, seed, epoch)
+    assert episodes.classes.shape == (count, ways)
+    assert episodes.support.shape == (count, ways, shots) and episodes.query.shape == (count, ways, queries)
+    assert all(tensor.dtype == torch.int64 for tensor in episodes)
+    for classes, support, query in zip(*episodes, strict=True):
+        assert len(set(classes.tolist())) == ways  # no class twice
+        images = torch.cat([support, query], dim=1)
+        assert len(set(images.flatten().tolist())) == ways * (shots + queries)  # no image twice
+        assert (labels[images.numpy()] == classes.numpy()[:, None]).all()  # each of its own class
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    problem=problems(),
+    seed=st.integers(0, 2**40),
+    epoch=st.integers(0, 50),
+    cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+)
+def test_an_episode_depends_on_seed_epoch_and_number_alone(problem, seed, epoch, cuts):
+    labels, ways, shots, queries = problem
+    whole = sample_episodes(torch.from_numpy(labels), ways, shots, queries, sum(cuts), seed, epoch)
+    start = 0
+    for cut in cuts:
+        part = sample_episodes(labels, ways, shots, queries, cut, seed, epoch, start)
+        for a, b in zip(part, whole, strict=True):
+            assert torch.equal(a, b[start : start + cut])
+        start += cut
+    shuffled = np.random.default_rng(0).permutation(sum(cuts))
+    by_number = EpisodeSampler(labels, ways, shots, queries).draw(shuffled, seed, epoch)
+    assert torch.equal(by_number.query, whole.query[shuffled])
+
+
+def test_seeds_and_epochs_give_other_episodes():
+    labels = np.repeat(np.arange(64), 30)
+    drawn = [sample_episodes(labels, 5, 1, 2, 50, seed, epoch) for seed in range(4) for epoch in range(4)]
+    rows = [tuple(row) for episodes in drawn for row in episodes.support.flatten(1).tolist()]
+    assert len(set(rows)) > 0.99 * len(rows)
+
+
+def chi_square(counts, cells):
+    counts = np.array(list(counts.values()) + [0] * (cells - len(counts)))
+    expected = counts.sum() / cells
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+def test_drawing_is_uniform_in_sets_order_and_places():
+    # 40 labels of 4 classes; every ordered triple of classes and every ordered pair of images alike.
+    # Limits: the 99.99% quantiles of chi-square with cells - 1 degrees of freedom (scipy.stats.chi2.ppf).
+    labels = np.repeat(np.arange(4), [6, 6, 6, 6])
+    episodes = sample_episodes(labels, 3, 1, 1, 24_000, seed=11)
+    assert chi_square(Counter(map(tuple, episodes.classes.tolist())), 24) < 57.1
+    pairs = torch.cat([episodes.support, episodes.query], dim=2)[:, 0]
+    assert chi_square(Counter(map(tuple, pairs.tolist())), 4 * 30) < 188.4
+    # Classes of an episode, and neighbours in number, do not go together.
+    within = torch.stack([episodes.support[:, 0, 0] % 6, episodes.support[:, 1, 0] % 6], 1)
+    assert chi_square(Counter(map(tuple, within.tolist())), 36) < 76.4
+    neighbours = torch.stack([episodes.support[:-1, 0, 0] % 6, episodes.support[1:, 0, 0] % 6], 1)
+    assert chi_square(Counter(map(tuple, neighbours.tolist())), 36) < 76.4
+
+
+def test_labels_may_be_any_numbers_in_any_order():
+    labels = torch.tensor([7, 3, 7, 3, 7, 3, 900])
+    episodes = sample_episodes(torch.cat([labels, labels]), 3, 1, 1, 20, seed=0)
+    assert set(episodes.classes.flatten().tolist()) == {3, 7, 900}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((3, 1, 1), "3 ways asked of 2 classes; give at most 2"),
+        ((2, 3, 2), "class 1 has 4 images, but 3 shots \\+ 2 queries need 5 \\(1 of 2"),
+        ((0, 1, 1), "ways must be an integer of at least 1, got 0"),
+        ((1, -1, 1), "shots must be an integer of at least 1, got -1"),
+        ((1, 1, 0), "queries must be"),
+        ((1, 1, 1.5), "queries must be"),
+    ],
+)
+def test_errors(numbers, words):
+    with pytest.raises(ValueError, match=words):
+        sample_episodes(np.repeat([0, 1], [6, 4]), *numbers, num_episodes=1, seed=0)
+
+
+def test_other_errors():
+    labels = np.repeat([0, 1], 4)
+    with pytest.raises(ValueError, match="num_episodes"):
+        sample_episodes(labels, 2, 1, 1, 0, seed=0)
+    with pytest.raises(ValueError, match="must not be negative"):
+        sample_episodes(labels, 2, 1, 1, 1, seed=-1)
+    with pytest.raises(ValueError, match="one dimension"):
+        sample_episodes(labels[None], 2, 1, 1, 1, seed=0)
+    with pytest.raises(ValueError, match="class 'cat' has 4 images"):
+        EpisodeSampler(labels, 2, 4, 1, class_names=("cat", "dog"))

@@ -1,0 +1,119 @@
+"""Prototypes against a literal version, and evaluation over cached features."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fewshot import PrototypicalHead, evaluate_episodes, sample_episodes
+
+
+def literal_logits(support, query, metric, scale, average):
+    """Snell et al., equation 1 and 2, with loops."""
+    episodes, ways, _, channels = support.shape
+    logits = np.zeros((episodes, query.shape[1], ways))
+    for e in range(episodes):
+        for i in range(query.shape[1]):
+            for c in range(ways):
+                prototype, q = support[e, c].mean(0), query[e, i]
+                if metric == "cosine":
+                    logits[e, i, c] = scale * (q @ prototype) / np.linalg.norm(q) / np.linalg.norm(prototype)
+                else:
+                    logits[e, i, c] = -scale * ((q - prototype) ** 2).sum() / (channels if average else 1)
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({}, 1.0),
+        ({"average_channels": True}, 10.0),
+        ({"average_channels": True, "scale": 3.0}, 3.0),
+        ({"metric": "cosine"}, 10.0),
+        ({"metric": "cosine", "scale": 2.5, "learn_scale": True}, 2.5),
+    ],
+)
+def test_prototypes_equal_the_literal_version(options, scale):
+    rng = np.random.default_rng(0)
+    support, query = rng.normal(size=(3, 4, 2, 7)) + 5, rng.normal(size=(3, 12, 7)) + 5
+    head = PrototypicalHead(**options)
+    logits = head(torch.from_numpy(support).float(), torch.from_numpy(query).float())
+    expected = literal_logits(
+        support, query, options.get("metric", "euclidean"), scale, options.get("average_channels", False)
+    )
+    np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-4, atol=1e-4)
+    assert len(list(head.parameters())) == options.get("learn_scale", False)
+
+
+def test_no_episode_changes_another():
+    support, query = torch.randn(6, 5, 2, 8), torch.randn(6, 15, 8)
+    head = PrototypicalHead()
+    logits = head(support, query)
+    order = torch.tensor([4, 0, 2])
+    torch.testing.assert_close(head(support[order], query[order]), logits[order])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"metric": "euclid"}, "did you mean 'euclidean'"),
+        ({"metric": "cosine", "average_channels": True}, "belongs to metric 'euclidean'"),
+        ({"scale": 0.0}, "positive and finite, got 0.0"),
+    ],
+)
+def test_head_errors(options, words):
+    with pytest.raises(ValueError, match=words):
+        PrototypicalHead(**options)
+
+
+@pytest.fixture
+def embedded():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(12).repeat_interleave(25)
+    centres = torch.randn(12, 16, generator=generator)
+    return centres[labels] + 1.5 * torch.randn(300, 16, generator=generator), labels
+
+
+def evaluate(features, labels, episodes=200, **options):
+    head = PrototypicalHead()
+    return evaluate_episodes(
+        features, labels, head, ways=5, shots=2, queries=8, num_episodes=episodes, seed=3, **options
+    )
+
+
+def test_evaluation_equals_episode_by_episode(embedded):
+    features, labels = embedded
+    result = evaluate(features, labels)
+    episodes = sample_episodes(labels, 5, 2, 8, 200, seed=3)
+    accuracies = []
+    for support, query in zip(episodes.support, episodes.query, strict=True):
+        prototypes = features[support].mean(1)
+        distances = (features[query][:, :, None] - prototypes).square().sum(-1)  # [W, Q, W]
+        accuracies.append((distances.argmin(-1) == torch.arange(5)[:, None]).double().mean().item())
+    assert result.accuracies.tolist() == pytest.approx(accuracies)
+    assert 0.4 < result.mean < 0.99 and result.mean == pytest.approx(np.mean(accuracies))
+    assert result.std == pytest.approx(np.std(accuracies, ddof=1))
+    assert result.ci95 == pytest.approx(1.96 * np.std(accuracies, ddof=1) / math.sqrt(200), rel=1e-4)
+    assert (result.num_episodes, result.seed) == (200, 3)
+
+
+def test_chunks_and_longer_evaluations_change_nothing(embedded):
+    whole = evaluate(*embedded)
+    for chunk in (1, 7, 200, 1000):
+        assert torch.equal(evaluate(*embedded, chunk_size=chunk).accuracies, whole.accuracies)
+    assert torch.equal(evaluate(*embedded, episodes=50).accuracies, whole.accuracies[:50])
+    assert evaluate(*embedded, episodes=1).ci95 == 0
+
+
+def test_noise_gives_chance(embedded):
+    _, labels = embedded
+    assert evaluate(torch.randn(300, 16), labels).mean == pytest.approx(0.2, abs=0.02)
+
+
+def test_evaluation_errors(embedded):
+    features, labels = embedded
+    with pytest.raises(ValueError, match="299 features but 300 labels"):
+        evaluate(features[1:], labels)
+    with pytest.raises(ValueError, match="num_episodes"):
+        evaluate(features, labels, episodes=0)
