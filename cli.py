@@ -1,5 +1,6 @@
 """The command: ``swbn fit|train|validate|test|predict --config FILE``."""
 
+import logging
 import sys
 import warnings
 from collections.abc import Sequence
@@ -79,11 +80,13 @@ def main(args: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: 2 for input that cannot work, after a message that says what would.
     """
-    arguments = list(sys.argv[1:] if args is None else args)
-    if arguments[:1] == ["train"]:
-        arguments[0] = "fit"
+    if args is None:
+        sys.argv[1:] = _without_alias(sys.argv[1:])
+    else:
+        args = _without_alias(args)
     for message in _NOISE:
         warnings.filterwarnings("ignore", message)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_is_no_advertisement)
     try:
         SwbnCLI(
             pl.LightningModule,
@@ -98,7 +101,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 "callbacks": [RichProgressBar(), LearningRateMonitor(), ResultTable()],
                 "log_every_n_steps": 10,
             },
-            args=arguments,
+            args=args,
         )
     except InputError as error:
         print(f"swbn: error: {error}", file=sys.stderr)
@@ -110,10 +113,20 @@ def console() -> None:
     main()
 
 
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    return "Tip: For seamless cloud" not in record.getMessage()
+
+
+def _without_alias(arguments: Sequence[str]) -> list[str]:
+    return ["fit" if i == 0 and word == "train" else word for i, word in enumerate(arguments)]
+
+
 def _loggers(root: str, name: str) -> list[Logger]:
     folder = new_run_folder(root, name)
-    where = {"save_dir": root, "name": name, "version": folder.name}
-    return [CSVLogger(**where), TensorBoardLogger(**where, default_hp_metric=False)]
+    return [
+        CSVLogger(root, name, folder.name),
+        TensorBoardLogger(root, name, folder.name, default_hp_metric=False),
+    ]
 
 
 def _say_what_the_checkpoint_overrides(given: Any, used: Any) -> None:

@@ -56,13 +56,13 @@ class EpisodicModule(TrainingModule):
         return loss, (logits.argmax(-1) == target).float().mean()
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        self._embedded.append((batch.index, self.embed(batch.images)))
+        self._embedded.append((batch.numbers, self.embed(batch.images)))
 
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
 
     def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        self._embedded.append((batch.index, self.embed(batch.images)))
+        self._embedded.append((batch.numbers, self.embed(batch.images)))
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
@@ -70,8 +70,8 @@ class EpisodicModule(TrainingModule):
     def _evaluate(self, split: str) -> None:
         task = self.episodic_data.evaluation_task(split)
         index, features = self._gather_embedded()
-        cut_short = len(index) < len(task.labels)
-        if cut_short and not (self.trainer.sanity_checking or self.trainer.fast_dev_run):
+        probing = self.trainer.sanity_checking or self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if len(index) < len(task.labels) and not probing:
             rank_zero_warn(
                 f"only {len(index)} of the {split} split's {len(task.labels)} images were embedded (limit_*_batches): "
                 "the accuracy is not the split's. To make evaluation shorter lower its number of episodes."

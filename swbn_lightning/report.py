@@ -13,17 +13,19 @@ from swbn_lightning.runs import write_results
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
-_COLUMNS = ("split", "classes", "images", "episodes", "ways", "shots")
+_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries")
 
 
 class ResultTable(pl.Callback):
     """Prints the results of ``fit`` (validation), ``validate`` and ``test``, and writes them to the run's folder.
 
-    ``fit`` shows the best epoch by validation accuracy and, where it is another one, the last.
+    ``fit`` shows the best epoch by validation accuracy and, where it is another one, the last. An interrupted
+    ``fit`` shows what it had reached.
     """
 
     def __init__(self) -> None:
-        self._history: list[dict[str, Any]] = []
+        self._history: list[dict[str, Any]] = []  # validation rows of `fit`, one an epoch
+        self._evaluated: dict[str, Any] | None = None  # the row of `validate` or `test`
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if isinstance(pl_module, TrainingModule) and not trainer.sanity_checking and "val" in pl_module.results:
@@ -31,22 +33,19 @@ class ResultTable(pl.Callback):
             if trainer.state.fn == "fit":
                 self._history.append(row)
             else:
-                self._finish(trainer, [row], _trained_whiteness(trainer))
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._history:
-            return
-        best = max(self._history, key=lambda row: row["accuracy"])
-        rows = [{**best, "split": f"val (best, epoch {best['epoch']})"}]
-        last = self._history[-1]
-        if last is not best:
-            rows.append({**last, "split": f"val (last, epoch {last['epoch']})"})
-        monitors = [c for c in _callbacks(trainer) if isinstance(c, WhitenessMonitor)]
-        self._finish(trainer, rows, monitors[0].history if monitors else [])
+                self._evaluated = row
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if isinstance(pl_module, TrainingModule) and "test" in pl_module.results:
-            self._finish(trainer, [pl_module.results["test"]], _trained_whiteness(trainer))
+        if isinstance(pl_module, TrainingModule):
+            self._evaluated = pl_module.results.get("test")
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        # Here, after the progress bar has ended, so that the table is the last thing to be seen.
+        if stage == "fit" and self._history:
+            monitors = [c for c in _callbacks(trainer) if isinstance(c, WhitenessMonitor)]
+            self._finish(trainer, _best_and_last(self._history), monitors[0].history if monitors else [])
+        elif stage in ("validate", "test") and self._evaluated is not None:
+            self._finish(trainer, [self._evaluated], _trained_whiteness(trainer))
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": [dict(row) for row in self._history]}
@@ -63,16 +62,17 @@ class ResultTable(pl.Callback):
         if checkpoint:
             label = "best checkpoint" if trainer.state.fn == "fit" else "checkpoint"
             console.print(f"{label}: {checkpoint}", soft_wrap=True, highlight=False, markup=False)
-        if trainer.loggers and trainer.log_dir:
-            folder = Path(trainer.log_dir)
+        log_dir = trainer.log_dir
+        if trainer.loggers and log_dir:
+            folder = Path(log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            inside = checkpoint and folder.resolve() in Path(checkpoint).resolve().parents
+            own = _relative_to(checkpoint, folder)
             results = {
                 "command": str(trainer.state.fn),
                 "results": rows,
                 "whiteness": whiteness,
-                "best_checkpoint": str(Path(checkpoint).resolve().relative_to(folder.resolve())) if inside else None,
-                "tested_checkpoint": None if inside else checkpoint,
+                "best_checkpoint": own,
+                "tested_checkpoint": None if own else checkpoint,
             }
             write_results(folder, results)
             console.print(f"run folder: {folder}", soft_wrap=True, highlight=False, markup=False)
@@ -85,17 +85,33 @@ def result_table(rows: list[dict[str, Any]], whiteness: list[dict[str, float]]) 
         rows: as :attr:`~swbn_lightning.training.TrainingModule.results`.
         whiteness: as :attr:`~swbn_lightning.whiteness.WhitenessMonitor.history`.
     """
-    table = Table(title="results")
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "split" else "right")
-    table.add_column("accuracy ± 95%", justify="right")
-    table.add_column("whiteness distance\nstart → end", justify="right")
-    table.add_column("RMS correlation\nstart → end", justify="right")
+    table = Table()
+    table.add_column("split")
     for row in rows:
-        cells = [str(row.get(column, "–")) for column in _COLUMNS]
-        accuracy = f"{100 * row['accuracy']:.2f} ± {100 * row['ci95']:.2f} %"
-        table.add_row(*cells, accuracy, _course(whiteness, "distance", 2), _course(whiteness, "rms", 3))
+        table.add_column(str(row["split"]), justify="right")
+    for key in _FIELDS:
+        if any(key in row for row in rows):
+            table.add_row(key, *(str(row.get(key, "–")) for row in rows))
+    accuracies = (f"{100 * row['accuracy']:.2f} ± {100 * row['ci95']:.2f} %" for row in rows)
+    table.add_row("accuracy ± 95% interval", *accuracies, style="bold")
+    for label, key, digits in (("whiteness distance", "distance", 2), ("RMS correlation", "rms", 3)):
+        table.add_row(f"{label}, start → end", *[_course(whiteness, key, digits)] * len(rows))
     return table
+
+
+def _relative_to(checkpoint: str | None, folder: Path) -> str | None:
+    """A checkpoint of this run by its path inside the run's folder, so that the folder can be moved."""
+    if checkpoint and folder.resolve() in Path(checkpoint).resolve().parents:
+        return str(Path(checkpoint).resolve().relative_to(folder.resolve()))
+    return None
+
+
+def _best_and_last(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    best, last = max(history, key=lambda row: row["accuracy"]), history[-1]
+    rows = [{**best, "split": f"val (best, epoch {best['epoch']})"}]
+    if last is not best:
+        rows.append({**last, "split": f"val (last, epoch {last['epoch']})"})
+    return rows
 
 
 def _course(whiteness: list[dict[str, float]], key: str, digits: int) -> str:

@@ -66,7 +66,7 @@ class TrainingModule(pl.LightningModule):
         self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", *(["backbone"] if given else [])])
         self.backbone = _resolve_backbone(backbone, norm, norm_args, backbone_args)
         if channels_last:
-            self.backbone = self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.backbone = self.backbone.to(memory_format=torch.channels_last)
         self.channels_last = channels_last
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self._lr_interval, self._warmup_steps = lr_interval, warmup_steps
@@ -115,7 +115,7 @@ class TrainingModule(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self._optimizer(p for p in self.parameters() if p.requires_grad)  # type: ignore[arg-type]
+        optimizer = self._optimizer(p for p in self.parameters() if p.requires_grad)
         schedulers: list[Any] = []
         if self._warmup_steps:
             warmup = torch.optim.lr_scheduler.LinearLR(
@@ -163,7 +163,7 @@ def check_running_statistics(model: nn.Module) -> None:
 class ImageBatch(NamedTuple):
     """Images with their numbers in the split; ``images`` is uint8 until it reaches the device."""
 
-    index: Tensor  # [B] int64
+    numbers: Tensor  # [B] int64
     images: Tensor  # [B, C, H, W]
 
 
@@ -181,8 +181,8 @@ class ImageDataset(torch.utils.data.Dataset[ImageBatch]):
         return self.__getitems__([position])
 
     def __getitems__(self, positions: list[int]) -> ImageBatch:
-        index = self.order[positions]
-        return ImageBatch(index, self.image_set.images[index])
+        numbers = self.order[positions]
+        return ImageBatch(numbers, self.image_set.images[numbers])
 
 
 def as_is(batch: Any) -> Any:

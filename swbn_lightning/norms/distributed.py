@@ -25,7 +25,7 @@ class _AllGather(torch.autograd.Function):
         return torch.stack(gathered)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         grad = grad.contiguous()
         dist.all_reduce(grad)
         return grad[dist.get_rank()]

@@ -1,0 +1,1 @@
+"""Programs that print a table and write JSON; not part of the wheel."""

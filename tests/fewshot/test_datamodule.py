@@ -1,0 +1,113 @@
+"""Episodes as Lightning gets them."""
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from fewshot import EpisodeSettings, EpisodicDataModule, PrototypicalNetwork, sample_episodes
+from fewshot.datamodule import EpisodeBatch, EpisodeDataset, _whole_episodes_first
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.augment import CropFlip
+
+SETTINGS = EpisodeSettings(ways=3, shots=2, queries=4, episodes=6)
+
+
+@pytest.fixture(scope="module")
+def image_set():
+    # The image tells its own number, so that a batch tells which images it holds.
+    numbers = torch.arange(80)
+    images = numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone()
+    return ImageSet(images, numbers // 10, tuple("abcdefgh"), "numbers")
+
+
+def test_items_are_the_sampled_episodes(image_set):
+    dataset = EpisodeDataset(image_set, SETTINGS, seed=4, augment=CropFlip())
+    dataset.set_epoch(3)
+    episodes = sample_episodes(image_set.labels, 3, 2, 4, 6, seed=4, epoch=3)
+    batch = dataset.__getitems__([5, 0, 2])
+    assert torch.equal(batch.classes, episodes.classes[[5, 0, 2]])
+    assert torch.equal(batch.support[..., 0, 0, 0].long(), episodes.support[[5, 0, 2]])
+    assert torch.equal(batch.query[:, :, 0, 0, 0].long(), episodes.query[[5, 0, 2]].flatten(1))
+    assert torch.equal(dataset[5].query[0], batch.query[0])
+
+
+def test_augmentation_is_a_function_of_the_episode(image_set):
+    dataset = EpisodeDataset(image_set, SETTINGS, seed=4, augment=CropFlip(2, flip=True))
+    drawn = dataset.__getitems__([0, 1, 2, 3]).augmentation
+    torch.rand(5)
+    assert torch.equal(dataset[2].augmentation[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+    dataset.set_epoch(1)
+    assert not torch.equal(dataset[2].augmentation[0], drawn[2])
+
+
+class Recorder(pl.Callback):
+    def __init__(self):
+        self.batches = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch: EpisodeBatch, batch_idx):
+        self.batches.append((trainer.current_epoch, batch.classes.flatten().tolist(), batch.query.mean().item()))
+
+
+def record(epochs=2, seed=0, workers=0, **data):
+    pl.seed_everything(seed)
+    recorder = Recorder()
+    settings = EpisodeSettings(ways=4, shots=1, queries=2, episodes=4)
+    module = EpisodicDataModule(
+        train=settings, val=EpisodeSettings(ways=2, queries=2, episodes=5), episodes_per_step=2, num_workers=workers,
+        **data,
+    )  # fmt: skip
+    trainer = pl.Trainer(
+        max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
+        enable_model_summary=False, callbacks=[recorder], limit_val_batches=0, num_sanity_val_steps=0,
+    )  # fmt: skip
+    model = PrototypicalNetwork(backbone="resnet20", backbone_args={"in_channels": 1})
+    trainer.fit(model, datamodule=module)
+    return recorder.batches
+
+
+def test_training_episodes_are_new_each_epoch_and_the_same_for_the_same_seed():
+    # Frozen tasks give too good results; the same augmentation each epoch is Lightning issue 20412.
+    first = record(crop_padding=2)
+    assert [epoch for epoch, *_ in first] == [0, 0, 1, 1]
+    assert len({tuple(classes) for _, classes, _ in first}) == 4 and len({mean for *_, mean in first}) == 4
+    assert record(crop_padding=2) == first
+    assert record(crop_padding=2, workers=2) == first  # workers that outlive the epoch see its number
+    assert record(seed=1, crop_padding=2) != first
+
+
+def test_evaluation_order_starts_with_whole_episodes():
+    labels = torch.from_numpy(np.random.default_rng(0).permutation(np.repeat(np.arange(5), [9, 7, 8, 12, 7])))
+    order = _whole_episodes_first(labels, per_class=3)
+    assert sorted(order.tolist()) == list(range(43))
+    assert labels[order[:15]].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+
+
+def test_normalisation_and_the_fixed_sample():
+    module = EpisodicDataModule()
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    mean, std = module.spec.mean[0], module.spec.std[0]
+    assert module.normalize(images).flatten().tolist() == pytest.approx([-mean / std, (1 - mean) / std], rel=1e-5)
+    train = module.normalize(module.image_set("train").images)
+    assert abs(train.mean()) < 0.05 and abs(train.std() - 1) < 0.05
+    assert torch.equal(module.sample_images(10), module.sample_images(10))
+    assert len(module.sample_images(10**6)) == len(module.image_set("val"))
+
+
+def test_the_module_needs_its_data_module_and_matching_images():
+    trainer = pl.Trainer(fast_dev_run=True, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False)
+    model = PrototypicalNetwork(backbone="resnet20")
+    loader = torch.utils.data.DataLoader(torch.zeros(4, 3))
+    with pytest.raises(ValueError, match="needs one of this package's data modules"):
+        trainer.fit(model, loader)
+    with pytest.raises(ValueError, match="1 channel.*takes 3"):
+        trainer.fit(model, datamodule=EpisodicDataModule())
+
+
+def test_a_backbone_given_whole_is_not_saved_with_the_hyperparameters():
+    from swbn_lightning.backbones import build_backbone
+
+    model = PrototypicalNetwork(backbone=build_backbone("resnet20", in_channels=1), scale=3.0)
+    assert model.hparams["scale"] == 3.0 and "backbone" not in model.hparams
+    with pytest.raises(ValueError, match="for a backbone given by name"):
+        PrototypicalNetwork(backbone=build_backbone("resnet20"), norm_args={"eps": 1})

@@ -1,0 +1,97 @@
+"""One batch over two processes gives what one process gives on the whole batch."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from swbn_lightning import SWBN2d
+from swbn_lightning.norms.distributed import merge_moments
+
+SPLITS = [(6, 6), (9, 3), (11, 1)]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 1), SWBN2d(6, step_size=0.05, num_groups=2),
+        nn.Conv2d(6, 4, 1), SWBN2d(4, step_size=0.05, criterion="kl"),
+    ).double()  # fmt: skip
+
+
+def batches():
+    torch.manual_seed(1)
+    inputs = [torch.randn(12, 3, 5, 5, dtype=torch.float64) * 2 + 30 for _ in range(3)]
+    return inputs, torch.randn(12, 4, 5, 5, dtype=torch.float64)
+
+
+def train(model, part):
+    """Three forwards, one backward of a sum over samples: output, gradients and state."""
+    inputs, upstream = batches()
+    for x in inputs[:-1]:
+        model(x[part])
+    x = inputs[-1][part].clone().requires_grad_()
+    y = model(x)
+    (y * upstream[part]).sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    return y.detach(), x.grad, gradients, copy.deepcopy(model.state_dict())
+
+
+def work(rank, sizes, address, queue):
+    dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    calls = []
+    for name in ("all_gather", "all_reduce"):
+        original = getattr(dist, name)
+        setattr(
+            dist, name, lambda *a, _original=original, _name=name, **k: (calls.append(_name), _original(*a, **k))[1]
+        )
+    part = slice(0, sizes[0]) if rank == 0 else slice(sizes[0], 12)
+    result = train(network(), part)
+    queue.put((rank, result, calls))
+    queue.join()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("sizes", SPLITS, ids=str)
+def test_two_processes_equal_one(sizes, tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.JoinableQueue()
+    arguments = (sizes, tmp_path / "store", queue)
+    processes = [context.Process(target=work, args=(rank, *arguments)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    results = {}
+    for _ in processes:
+        rank, result, calls = queue.get(timeout=120)
+        results[rank] = copy.deepcopy(result)
+        # Two layers, three forwards of two collectives each, one backward of one.
+        assert calls.count("all_gather") == 6 and calls.count("all_reduce") == 6 + 2
+    for _ in processes:
+        queue.task_done()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    y, x_grad, gradients, state = train(network(), slice(0, 12))
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(torch.cat([results[0][0], results[1][0]]), y, **close)
+    torch.testing.assert_close(torch.cat([results[0][1], results[1][1]]), x_grad, **close)
+    for own in zip(results[0][2], results[1][2], gradients, strict=True):
+        torch.testing.assert_close(own[0] + own[1], own[2], **close)
+    for name, value in state.items():
+        torch.testing.assert_close(results[0][3][name], value, **close)
+        assert torch.equal(results[0][3][name], results[1][3][name]), name  # W is the same on both
+
+
+def test_merging_in_one_process_is_exact(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        x = torch.randn(20, 3, dtype=torch.float64) + 1e4
+        variance, mean = torch.var_mean(x, 0)
+        merged = merge_moments(mean, variance, 20)
+        for value, expected in zip(merged, (mean, variance, torch.tensor(20.0).double()), strict=True):
+            torch.testing.assert_close(value, expected)
+    finally:
+        dist.destroy_process_group()

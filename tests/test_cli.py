@@ -1,0 +1,211 @@
+"""The command, as a user meets it: every configuration, a whole run, and input that cannot work."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cli import main
+
+REPOSITORY = Path(__file__).parents[1]
+CONFIGS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+CIFAR_FS = REPOSITORY / "configs" / "fewshot" / "cifar_fs_prototypical.yaml"
+SHORT = [
+    "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--data.train.ways=5", "--data.train.shots=1",
+    "--data.train.episodes=3", "--data.val.episodes=50", "--data.test.episodes=50", "--data.val.queries=5",
+    "--data.test.queries=5", "--whiteness.num_images=64",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY / "configs")))
+def test_every_configuration_runs_a_step(config, tiny_cifar100):
+    arguments = ["--config", str(config), "--trainer.fast_dev_run=true", "--trainer.accelerator=cpu"]
+    if "glyphs" not in config.read_text():
+        arguments += ["--data.root", str(tiny_cifar100)]
+    main(["fit", *arguments])
+    main(["test", *arguments])
+    assert not Path("runs").exists()
+
+
+@pytest.fixture(scope="module")
+def run(tiny_cifar100, tmp_path_factory):
+    """A short training on tiny data: its folder, and the arguments that made it."""
+    root = tmp_path_factory.mktemp("work")
+    arguments = ["--config", str(CIFAR_FS), "--data.root", str(tiny_cifar100), "--run.root", str(root / "runs"), *SHORT]
+    main(["train", *arguments])  # the alias of fit
+    return root / "runs" / "cifar_fs_prototypical", arguments
+
+
+def test_a_run_leaves_what_one_needs(run):
+    folder = run[0] / "version_0"
+    results = json.loads((folder / "results.json").read_text())
+    assert (folder / "config.yaml").is_file()
+    assert (folder / "checkpoints" / "last.ckpt").exists()
+    assert (folder / results["best_checkpoint"]).is_file()
+    (best, *_) = results["results"]
+    assert best["classes"] == 16 and best["images"] == 16 * 24 and best["episodes"] == 50
+    assert 0.2 < best["accuracy"] <= 1 and 0 < best["ci95"] < 0.2
+    assert [entry["epoch"] for entry in results["whiteness"]] == [-1, 0, 1]
+
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    distances = [float(row["whiteness/distance/mean"]) for row in rows if row["whiteness/distance/mean"]]
+    assert distances == pytest.approx([entry["distance"] for entry in results["whiteness"]], rel=1e-6)
+    layers = [name for name in rows[0] if name.startswith("whiteness/rms/") and name != "whiteness/rms/mean"]
+    assert len(layers) == 21 and all(name.startswith("whiteness/rms/backbone.") for name in layers)
+    assert max(float(row["val/accuracy"] or 0) for row in rows) == pytest.approx(best["accuracy"], rel=1e-5)
+
+    events = EventAccumulator(str(folder)).Reload().Tags()["scalars"]
+    assert {"val/accuracy", "train/loss", "whiteness/distance/mean"} <= set(events)
+
+
+def test_a_run_in_the_same_place_gets_a_folder_of_its_own_and_the_same_figures(run):
+    folder, arguments = run
+    main(["fit", *arguments])
+    first, second = (json.loads((folder / f"version_{n}" / "results.json").read_text()) for n in (0, 1))
+    assert first["results"] == second["results"] and first["whiteness"] == second["whiteness"]
+
+
+def accuracy_in_a_new_process(arguments):
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "cli.py"), "test", *arguments], capture_output=True, text=True, check=True
+    )
+    (folder,) = re.findall(r"run folder: (.*)", done.stdout)
+    return json.loads((Path(folder) / "results.json").read_text())
+
+
+def test_test_gives_the_same_digits_in_every_process(run, capsys):
+    folder, arguments = run
+    path = str(folder / "version_0")
+    first = accuracy_in_a_new_process([*arguments, "--ckpt_path", path])
+    two = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.eval_batch_size=101"]
+    second = accuracy_in_a_new_process([*arguments, "--ckpt_path", path, *two])
+    (a,), (b,) = first["results"], second["results"]
+    assert a["accuracy"] == b["accuracy"] and a["ci95"] == b["ci95"] and a["images"] == b["images"] == 20 * 24
+    # The table of a test shows how white the trained layers became.
+    assert first["whiteness"] == json.loads((folder / "version_0" / "results.json").read_text())["whiteness"]
+
+
+def test_the_table(run, capsys):
+    folder, arguments = run
+    main(["test", *arguments, "--ckpt_path", str(folder)])
+    printed = capsys.readouterr().out
+    for words in ("test", "classes", "20", "480", "episodes", "shots", "accuracy ± 95%", "whiteness distance", "→"):
+        assert words in printed
+    assert str(folder / "version_0" / "checkpoints") in printed
+
+
+def test_other_shots_than_in_training(run, capsys):
+    folder, arguments = run
+    main(["test", *arguments, "--ckpt_path", str(folder), "--data.test.shots=5", "--data.test.ways=10"])
+    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
+    (row,) = json.loads((newest / "results.json").read_text())["results"]
+    assert (row["ways"], row["shots"]) == (10, 5)
+
+
+def test_the_checkpoints_hyperparameters_beat_the_given_ones_and_are_said(run, capsys):
+    # Lightning issue 20801: otherwise silent.
+    folder, arguments = run
+    main(["test", *arguments, "--ckpt_path", str(folder), "--model.norm=bn", "--model.norm_args=null"])
+    assert "the checkpoint's norm='swbn-fro' is used, not 'bn'" in capsys.readouterr().err
+
+
+def test_resuming_goes_on(run):
+    folder, arguments = run
+    main(["fit", *arguments, "--trainer.max_epochs=3", "--ckpt_path", str(folder / "version_0")])
+    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
+    results = json.loads((newest / "results.json").read_text())
+    assert [entry["epoch"] for entry in results["whiteness"]] == [-1, 0, 1, 2]
+    checkpoint = torch.load(newest / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == 2 and checkpoint["global_step"] == 9
+
+
+def test_the_checkpoint_holds_plain_data(run):
+    checkpoint = torch.load(run[0] / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
+    hyperparameters = checkpoint["hyper_parameters"]
+    assert hyperparameters["norm"] == "swbn-fro" and hyperparameters["norm_args"] == {"step_size": 0.005}
+
+
+def test_validate(run):
+    folder, arguments = run
+    main(["validate", *arguments, "--ckpt_path", str(folder / "version_0")])
+    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
+    best = json.loads((folder / "version_0" / "results.json").read_text())["results"][0]
+    (again,) = json.loads((newest / "results.json").read_text())["results"]
+    assert again["accuracy"] == best["accuracy"]
+
+
+BAD_INPUT = [
+    (["--data.dataset=cifar_fs"], "unknown dataset 'cifar_fs'; did you mean 'cifar-fs'? Known: cifar-fs, glyphs"),
+    (["--model.backbone=resnet21"], "unknown backbone 'resnet21'; did you mean 'resnet20'"),
+    (["--model.norm=swbn-fr"], "unknown norm 'swbn-fr'; did you mean 'swbn-fro'"),
+    (["--model.norm_args={stepsize: 1}"], "'stepsize'; did you mean 'step_size'"),
+    (["--model.norm_args={step_size: -1}"], "step_size must be positive and finite, got -1"),
+    (["--model.backbone_args={in_channels: 1}"], "the images have 3 channel(s), but the backbone takes 1"),
+    (["--data.root=nowhere"], "root nowhere does not exist"),
+    (["--data.root=empty"], "nothing usable in empty (it holds nothing)"),
+    (["--data.root=other"], "nothing usable in other (it holds train-images-idx3-ubyte)"),
+    (["--data.root=a_file"], "a_file is a file, not a folder"),
+    (["--data.val.queries=24"], "24 queries need 25 (16 of 16 classes have too few)"),
+    (["--data.train.ways=65"], "65 ways asked of 64 classes"),
+    (["--data.train.shots=0"], "shots must be an integer of at least 1, got 0"),
+    (["--data.test.episodes=-5"], "episodes must be an integer of at least 1, got -5"),
+    (["--data.val.ways=0"], "ways must be an integer of at least 1, got 0"),
+    (["--data.episodes_per_step=4"], "episodes_per_step=4 is more than the 3 episodes"),
+    (["--data.eval_batch_size=0"], "eval_batch_size must be"),
+    (["--data.crop_padding=-1"], "crop padding must be at least 0"),
+    (["--data.image_size=0"], "image_size must be"),
+    (["--data.eval_seed=-1"], "must not be negative"),
+    (["--model.warmup_steps=-1"], "warmup_steps must be at least 0"),
+    (["--model.lr_interval=batch"], "unknown lr_interval 'batch'"),
+    (["--model.norm_args={track_running_stats: false}"], "keeps no running statistics"),
+    (["--whiteness.num_images=0"], "num_images must be"),
+    (["--ckpt_path=nowhere.ckpt"], "checkpoint nowhere.ckpt does not exist"),
+    (["--ckpt_path=a_file"], "a_file is not a readable checkpoint"),
+    (["--ckpt_path=empty"], "empty holds no last checkpoint"),
+    (["--ckpt_path=best"], "known only inside the process"),
+    (["--data.wayz=5"], "wayz"),
+    (["--trainer.max_epochs=many"], "max_epochs"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_INPUT, ids=[" ".join(a) for a, _ in BAD_INPUT])
+def test_bad_input_is_met_by_a_clear_error(arguments, words, tiny_cifar100, capsys):
+    Path("empty").mkdir()
+    Path("other").mkdir()
+    Path("other/train-images-idx3-ubyte").write_bytes(b"")
+    Path("a_file").write_text("text")
+    given = ["fit", "--config", str(CIFAR_FS), "--data.root", str(tiny_cifar100), *SHORT, *arguments]
+    with pytest.raises(SystemExit) as stopped:
+        main(given)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert words in printed.err.replace("\n", " ")
+    assert "Traceback" not in printed.err + printed.out
+    assert "Epoch 0" not in printed.out
+
+
+def test_glyphs_take_no_root_and_a_missing_config_is_named(capsys):
+    quickstart = str(REPOSITORY / "configs" / "quickstart.yaml")
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", quickstart, "--data.root=somewhere"])
+    assert "glyphs are drawn, not read" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "missing.yaml"])
+    assert "missing.yaml" in capsys.readouterr().err
+
+
+def test_cli_file_is_the_command():
+    done = subprocess.run([sys.executable, str(REPOSITORY / "cli.py"), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "usage: swbn" in done.stdout
+    assert all(command in done.stdout for command in ("fit", "validate", "test", "predict"))

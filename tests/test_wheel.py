@@ -1,0 +1,59 @@
+"""The wheel in a fresh environment, used from another folder."""
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def call(*command, cwd):
+    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    # From a copy of what git would give, so that nothing ignored slips in.
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    names = call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=REPOSITORY).splitlines()
+    for name in names:
+        if (REPOSITORY / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((REPOSITORY / name).read_bytes())
+    call(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", out, ".", cwd=source)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_it_holds_the_packages_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"swbn_lightning", "classification", "fewshot", "cli.py"}
+    for data in ("glyph_classes.txt", "cifar_fs_classes.txt", "py.typed"):
+        assert any(name.endswith("/" + data) for name in names), data
+
+
+def test_installed_it_runs_any_configuration_from_another_folder(wheel, tmp_path):
+    environment = tmp_path / "env"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    # The dependencies (gigabytes) are those of this environment, found by path; pip sees them as installed. A
+    # path file does not run this environment's editable hooks, so the package itself is not found there.
+    (site,) = (environment / "lib").glob("python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    call(python, "-m", "pip", "install", "--quiet", "--no-index", "--force-reinstall", "--no-deps", wheel, cwd=tmp_path)
+    where = call(python, "-c", "import swbn_lightning, cli; print(swbn_lightning.__file__, cli.__file__)", cwd=tmp_path)
+    assert all(Path(path).is_relative_to(environment) for path in where.split())
+    call(python, "-m", "pip", "check", cwd=tmp_path)
+    config = tmp_path / "mine.yaml"
+    config.write_text((REPOSITORY / "configs" / "quickstart.yaml").read_text())
+    swbn = environment / "bin" / "swbn"
+    printed = call(swbn, "fit", "--config", config, "--trainer.fast_dev_run=true", cwd=tmp_path)
+    assert "accuracy ± 95%" in printed
