@@ -10,9 +10,11 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import classification  # noqa: F401 (its classes are known by their short names)
 import fewshot  # noqa: F401
+from fewshot.prediction import PredictionTable
 from swbn_lightning.errors import InputError
 from swbn_lightning.report import ResultTable
 from swbn_lightning.runs import find_checkpoint, new_run_folder
@@ -98,19 +100,29 @@ def main(args: Sequence[str] | None = None) -> None:
             seed_everything_default=0,
             parser_kwargs={"prog": "swbn", "description": __doc__},
             trainer_defaults={
-                "callbacks": [RichProgressBar(), LearningRateMonitor(), ResultTable()],
+                "callbacks": [RichProgressBar(), LearningRateMonitor(), ResultTable(), PredictionTable()],
                 "log_every_n_steps": 10,
             },
             args=args,
         )
-    except InputError as error:
-        print(f"swbn: error: {error}", file=sys.stderr)
+    except ValueError as error:
+        mistake = _input_error(error)
+        if mistake is None:
+            raise
+        print(f"swbn: error: {mistake}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
 def console() -> None:
     """The entry point of the ``swbn`` command."""
     main()
+
+
+def _input_error(error: BaseException | None) -> InputError | None:
+    """The user's mistake among the causes of an error: jsonargparse wraps what a constructor raises."""
+    while error is not None and not isinstance(error, InputError):
+        error = error.__cause__
+    return error
 
 
 def _is_no_advertisement(record: logging.LogRecord) -> bool:
@@ -122,10 +134,11 @@ def _without_alias(arguments: Sequence[str]) -> list[str]:
 
 
 def _loggers(root: str, name: str) -> list[Logger]:
-    folder = new_run_folder(root, name)
+    # The first process makes the folder; Lightning tells the others its path.
+    version = int(new_run_folder(root, name).name.removeprefix("version_")) if rank_zero_only.rank == 0 else 0  # type: ignore[attr-defined]
     return [
-        CSVLogger(root, name, folder.name),
-        TensorBoardLogger(root, name, folder.name, default_hp_metric=False),
+        CSVLogger(root, name, version),
+        TensorBoardLogger(root, name, version, default_hp_metric=False),
     ]
 
 

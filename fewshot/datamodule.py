@@ -11,6 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fewshot.datasets import get_dataset
 from fewshot.episodes import EpisodeSampler
+from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.errors import InputError, require_positive
@@ -124,6 +125,8 @@ class EpisodicDataModule(ImageDataModule):
             compared on the same episodes.
         eval_batch_size: images embedded at once in evaluation.
         num_workers: worker processes that draw training episodes; 0 is fast enough for images in memory.
+        support: for ``predict``: a folder ``<class>/<image>`` with the same number of images of every class.
+        query: for ``predict``: the images to name, a folder or one image.
 
     Raises:
         InputError: an unknown data set; a number below 1; in :meth:`setup`, a root that does not hold the
@@ -145,6 +148,8 @@ class EpisodicDataModule(ImageDataModule):
         eval_seed: int = 0,
         eval_batch_size: int = 256,
         num_workers: int = 0,
+        support: str | None = None,
+        query: str | None = None,
     ) -> None:
         self.spec = get_dataset(dataset)
         super().__init__(self.spec.mean, self.spec.std, CropFlip(crop_padding, flip))
@@ -166,6 +171,9 @@ class EpisodicDataModule(ImageDataModule):
         self.image_size = image_size or self.spec.image_size
         self.episodes_per_step, self.eval_batch_size = episodes_per_step, eval_batch_size
         self.num_workers, self.seed, self.eval_seed = num_workers, seed, eval_seed
+        self._support, self._query = support, query
+        #: What ``predict`` works on, once it is set up.
+        self.prediction: PredictionData | None = None
 
     def load(self, split: str) -> ImageSet:
         return self.spec.load(split, self.root, self.image_size)
@@ -173,6 +181,8 @@ class EpisodicDataModule(ImageDataModule):
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` needs and check that their episodes can be drawn."""
         splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}[stage]
+        if stage == "predict":
+            self.prediction = load_prediction_data(self._support, self._query, self.image_size, self.channels)
         for split in splits:
             image_set, s = self.image_set(split), self.settings[split]
             EpisodeSampler(image_set.labels, s.ways, s.shots, s.queries, image_set.class_names)
@@ -202,6 +212,12 @@ class EpisodicDataModule(ImageDataModule):
 
     def test_dataloader(self) -> DataLoader[ImageBatch]:
         return self._image_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[ImageBatch]:
+        assert self.prediction is not None  # setup("predict") has been
+        numbers = torch.zeros(len(self.prediction.query), dtype=torch.int64)
+        queries = ImageSet(self.prediction.query, numbers, ("unknown",), "query")
+        return DataLoader(ImageDataset(queries), batch_size=self.eval_batch_size, collate_fn=as_is)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if isinstance(batch, EpisodeBatch):

@@ -67,6 +67,20 @@ class EpisodicModule(TrainingModule):
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
 
+    def on_predict_start(self) -> None:
+        if self.trainer.world_size > 1:
+            raise InputError("predict names images in one process; give --trainer.devices 1.")
+        data = self.episodic_data
+        assert data.prediction is not None
+        support = data.prediction.support
+        with torch.no_grad():
+            features = self.embed(data.normalize(support.images.to(self.device)))
+        self._support = features.view(1, support.num_classes, data.prediction.shots, *features.shape[1:])
+
+    def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """Probabilities ``[B, W]`` of the support folder's classes."""
+        return self.head(self._support, self.embed(batch.images)[None])[0].softmax(-1)
+
     def _evaluate(self, split: str) -> None:
         task = self.episodic_data.evaluation_task(split)
         index, features = self._gather_embedded()

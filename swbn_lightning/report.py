@@ -26,6 +26,11 @@ class ResultTable(pl.Callback):
     def __init__(self) -> None:
         self._history: list[dict[str, Any]] = []  # validation rows of `fit`, one an epoch
         self._evaluated: dict[str, Any] | None = None  # the row of `validate` or `test`
+        self._folder: Path | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        log_dir = trainer.log_dir  # the processes agree on it here; at the end some may be gone
+        self._folder = Path(log_dir) if trainer.loggers and log_dir else None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if isinstance(pl_module, TrainingModule) and not trainer.sanity_checking and "val" in pl_module.results:
@@ -62,9 +67,8 @@ class ResultTable(pl.Callback):
         if checkpoint:
             label = "best checkpoint" if trainer.state.fn == "fit" else "checkpoint"
             console.print(f"{label}: {checkpoint}", soft_wrap=True, highlight=False, markup=False)
-        log_dir = trainer.log_dir
-        if trainer.loggers and log_dir:
-            folder = Path(log_dir)
+        folder = self._folder
+        if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             own = _relative_to(checkpoint, folder)
             results = {

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 torch.set_num_threads(2)
+# Lightning 2.6 uses calls of jsonargparse 4 that version 5, outside our range, removes.
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 REPOSITORY = Path(__file__).parents[1]
 # Real images are not part of the project; they may lie beside a checkout, or where this variable says.

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cli import main
@@ -31,7 +33,8 @@ def _in_its_own_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY / "configs")))
 def test_every_configuration_runs_a_step(config, tiny_cifar100):
     arguments = ["--config", str(config), "--trainer.fast_dev_run=true", "--trainer.accelerator=cpu"]
-    if "glyphs" not in config.read_text():
+    arguments += ["--whiteness.num_images=64"]
+    if "cifar-fs" in config.read_text():
         arguments += ["--data.root", str(tiny_cifar100)]
     main(["fit", *arguments])
     main(["test", *arguments])
@@ -102,7 +105,9 @@ def test_the_table(run, capsys):
     printed = capsys.readouterr().out
     for words in ("test", "classes", "20", "480", "episodes", "shots", "accuracy ± 95%", "whiteness distance", "→"):
         assert words in printed
-    assert str(folder / "version_0" / "checkpoints") in printed
+    assert re.search(
+        rf"checkpoint: {re.escape(str(folder))}/version_\d+/checkpoints/epoch\d+-accuracy0\.\d+\.ckpt", printed
+    )
 
 
 def test_other_shots_than_in_training(run, capsys):
@@ -209,3 +214,38 @@ def test_cli_file_is_the_command():
     done = subprocess.run([sys.executable, str(REPOSITORY / "cli.py"), "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "usage: swbn" in done.stdout
     assert all(command in done.stdout for command in ("fit", "validate", "test", "predict"))
+
+
+def test_predict_names_images_from_a_support_folder(run, capsys):
+    folder, arguments = run
+    rng = np.random.default_rng(0)
+    Path("query").mkdir()
+    for index, name in enumerate(("red", "green", "blue")):
+        (Path("support") / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = rng.integers(0, 60, (40, 36, 3), dtype=np.uint8)
+            pixels[..., index] += 180
+            place = Path("query") if number == 3 else Path("support") / name
+            Image.fromarray(pixels).save(place / f"{name}{number}.png")
+    given = [*arguments, "--ckpt_path", str(folder), "--data.support=support"]
+    main(["predict", *given, "--data.query=query"])
+    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
+    rows = list(csv.DictReader((newest / "predictions.csv").open()))
+    assert [Path(row["image"]).name for row in rows] == ["blue3.png", "green3.png", "red3.png"]
+    assert [row["class"] for row in rows] == ["blue", "green", "red"]
+    for row in rows:
+        probabilities = [float(row[name]) for name in ("red", "green", "blue")]
+        assert sum(probabilities) == pytest.approx(1, abs=1e-5) and max(probabilities) == float(row["probability"])
+    assert "green3.png" in capsys.readouterr().out
+    main(["predict", *given, "--data.query=query/red3.png"])
+    assert "red3.png" in capsys.readouterr().out
+
+    (Path("support") / "red" / "red0.png").unlink()
+    for more, words in (
+        ([], "predict needs a support folder"),
+        (["--data.query=nothing"], "query nothing does not exist"),
+        (["--data.query=query"], "found blue 3, green 3, red 2"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["predict", *given, *more])
+        assert words in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""Image classification as a LightningModule."""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from classification.datamodules import ClassificationDataModule, LabelledBatch
+from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.training import TrainingModule
+
+
+class ImageClassifier(TrainingModule):
+    """A backbone and a linear layer, trained by cross-entropy.
+
+    Logs ``<split>/accuracy`` (top-1, a fraction) and ``<split>/loss``.
+
+    Args:
+        num_classes: outputs of the linear layer; must be the data's.
+        label_smoothing: share of the target spread over all classes, in [0, 1); 0 as in the paper, which uses no
+            regularisation (section 4.1).
+        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.TrainingModule`.
+
+    Raises:
+        InputError: a number out of range; data with another number of classes.
+    """
+
+    def __init__(self, num_classes: int, label_smoothing: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_positive("ImageClassifier", num_classes=num_classes)
+        if not 0 <= label_smoothing < 1:
+            raise InputError(f"label_smoothing must be in [0, 1), got {label_smoothing}.")
+        self.num_classes, self.label_smoothing = num_classes, label_smoothing
+        self.head = nn.Linear(self.backbone.num_features, num_classes)
+        self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.eval_loss = MeanMetric()
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        data = self.image_data
+        if not isinstance(data, ClassificationDataModule):
+            raise InputError(f"ImageClassifier needs a classification data module, got {type(data).__name__}.")
+        if data.num_classes != self.num_classes:
+            raise InputError(f"the data have {data.num_classes} classes, but num_classes is {self.num_classes}.")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``[N, num_classes]`` of images ``[N, in_channels, H, W]``."""
+        return self.head(self.embed(images))
+
+    def training_loss(self, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
+        logits = self(batch.images)
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
+        return loss, (logits.argmax(-1) == batch.labels).float().mean()
+
+    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
+        self._evaluation_step(batch, "val")
+
+    def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
+        self._evaluation_step(batch, "test")
+
+    def predict_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
+        """Probabilities ``[B, num_classes]``."""
+        return self(batch.images).softmax(-1)
+
+    def on_validation_epoch_end(self) -> None:
+        self._record("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._record("test")
+
+    def _evaluation_step(self, batch: LabelledBatch, split: str) -> None:
+        logits = self(batch.images)
+        self.eval_accuracy.update(logits, batch.labels)
+        self.eval_loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
+        self.log(f"{split}/accuracy", self.eval_accuracy, prog_bar=True)
+        self.log(f"{split}/loss", self.eval_loss)
+
+    def _record(self, split: str) -> None:
+        accuracy = self.eval_accuracy.compute().item()
+        images = len(self.image_data.image_set(split))
+        self.results[split] = {
+            "split": split,
+            "classes": self.num_classes,
+            "images": images,
+            "accuracy": accuracy,
+            # Of a proportion over the images (normal approximation).
+            "ci95": 1.96 * math.sqrt(accuracy * (1 - accuracy) / images),
+            "loss": self.eval_loss.compute().item(),
+        }

@@ -1,0 +1,109 @@
+"""Naming one's own images from a handful of examples: the data of ``predict`` and its table."""
+
+import csv
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.folders import image_files, load_class_folders, read_image
+from swbn_lightning.errors import InputError
+
+PREDICTIONS_FILE = "predictions.csv"
+
+
+class PredictionData(NamedTuple):
+    """A support set of named classes, and the images to name."""
+
+    support: ImageSet  # the same number of images of every class, class after class
+    query_files: tuple[str, ...]
+    query: Tensor  # uint8 [N, C, H, W]
+
+    @property
+    def shots(self) -> int:
+        """Support images a class."""
+        return len(self.support) // self.support.num_classes
+
+
+def load_prediction_data(support: str | None, query: str | None, image_size: int, channels: int) -> PredictionData:
+    """Read the support folder ``<class>/<image>`` and the query images.
+
+    Args:
+        support: one folder a class, with the same number of images in each.
+        query: a folder of images, or one image.
+        image_size: side to which images are resized.
+        channels: 3 for RGB, 1 for gray.
+
+    Raises:
+        InputError: a path that is not given, missing or without images; classes with unequal numbers of images.
+    """
+    if support is None or query is None:
+        raise InputError(
+            "predict needs a support folder of named classes and images to name: "
+            "--data.support DIR (DIR/<class>/<image>) and --data.query PATH (a folder of images, or one image)."
+        )
+    support_path, query_path = Path(support).expanduser(), Path(query).expanduser()
+    if not support_path.is_dir():
+        raise InputError(f"predict: support folder {support_path} does not exist or is not a folder.")
+    if not query_path.exists():
+        raise InputError(f"predict: query {query_path} does not exist.")
+    files = image_files(query_path) if query_path.is_dir() else [query_path]
+    if not files:
+        raise InputError(f"predict: query folder {query_path} holds no images.")
+    classes = load_class_folders(support_path, "support", image_size, channels)
+    counts = torch.bincount(classes.labels).tolist()
+    if len(set(counts)) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in zip(classes.class_names, counts, strict=True))
+        raise InputError(f"predict: every class needs the same number of support images; found {listed}.")
+    images = np.stack([read_image(file, image_size, channels) for file in files])
+    return PredictionData(classes, tuple(str(file) for file in files), torch.from_numpy(images))
+
+
+class PredictionTable(pl.Callback):
+    """Prints the name of every query image with its probability, and writes ``predictions.csv`` to the run's folder."""
+
+    def __init__(self) -> None:
+        self._numbers: list[Tensor] = []
+        self._probabilities: list[Tensor] = []
+
+    def on_predict_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *args: Any
+    ) -> None:
+        if isinstance(outputs, Tensor) and hasattr(batch, "numbers"):
+            self._numbers.append(batch.numbers.cpu())
+            self._probabilities.append(outputs.float().cpu())
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        data = getattr(getattr(trainer, "datamodule", None), "prediction", None)
+        if stage != "predict" or not self._numbers or not isinstance(data, PredictionData):
+            return
+        names = data.support.class_names
+        files = [data.query_files[number] for number in torch.cat(self._numbers).tolist()]
+        probabilities = torch.cat(self._probabilities)
+        table = Table("image", "class", "probability")
+        for file, row in zip(files, probabilities, strict=True):
+            table.add_row(file, names[int(row.argmax())], f"{row.max():.3f}")
+        console = Console()
+        console.print(table)
+        if trainer.loggers and trainer.log_dir:
+            path = _write(Path(trainer.log_dir), files, names, probabilities)
+            console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _write(folder: Path, files: list[str], names: tuple[str, ...], probabilities: Tensor) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / PREDICTIONS_FILE
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "class", "probability", *names])
+        for image, row in zip(files, probabilities, strict=True):
+            values = [f"{value:.6f}" for value in row.tolist()]
+            best = int(row.argmax())
+            writer.writerow([image, names[best], values[best], *values])
+    return path
