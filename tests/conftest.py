@@ -19,9 +19,12 @@ REAL_DATA = Path(os.environ.get("SWBN_TEST_DATA", REPOSITORY.parent / "shared" /
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real images; skips, saying so, where there is none."""
+    """The folder of real images; skips, saying so, where there is none, but fails where one was named."""
     if not REAL_DATA.is_dir():
-        pytest.skip(f"no real images at {REAL_DATA}; set SWBN_TEST_DATA to their folder")
+        message = f"no real images at {REAL_DATA}; set SWBN_TEST_DATA to their folder"
+        if "SWBN_TEST_DATA" in os.environ:
+            pytest.fail(message)
+        pytest.skip(message)
     return REAL_DATA
 
 
