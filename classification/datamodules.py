@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.data.glyphs import GLYPH_MEAN, GLYPH_STD, glyph_class_names, glyphs
-from swbn_lightning.errors import require_positive
+from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.training import ImageDataModule, as_is
 
 
@@ -76,14 +76,15 @@ class ClassificationDataModule(ImageDataModule):
 
 
 class GlyphDataModule(ClassificationDataModule):
-    """506 letters as classes, drawn anew for training, validation and test; nothing to download.
+    """Letters as classes, drawn anew for training, validation and test; nothing to download.
 
     The classes are those of the few-shot training split, so that a backbone trained here has not seen the few-shot
     test letters.
 
     Args:
+        num_classes: the first so many letters, at most 506.
         image_size: side in pixels, at least 28.
-        images_per_class: training drawings a class; validation and test have half as many each.
+        images_per_class: training drawings a class; validation and test have a quarter as many each.
         batch_size: images in a batch of training, each process.
         eval_batch_size: images in a batch of evaluation.
         seed: of the drawings.
@@ -91,19 +92,24 @@ class GlyphDataModule(ClassificationDataModule):
 
     def __init__(
         self,
+        num_classes: int = 100,
         image_size: int = 28,
-        images_per_class: int = 24,
+        images_per_class: int = 96,
         batch_size: int = 128,
         eval_batch_size: int = 512,
         seed: int = 0,
     ) -> None:
-        classes = len(glyph_class_names("train"))
-        super().__init__((GLYPH_MEAN,), (GLYPH_STD,), classes, batch_size, eval_batch_size)
-        require_positive("glyphs", images_per_class=images_per_class, image_size=image_size)
+        require_positive("glyphs", num_classes=num_classes, images_per_class=images_per_class, image_size=image_size)
+        available = len(glyph_class_names("train"))
+        if num_classes > available:
+            raise InputError(f"glyphs have {available} classes, got num_classes={num_classes}.")
+        super().__init__((GLYPH_MEAN,), (GLYPH_STD,), num_classes, batch_size, eval_batch_size)
         self.image_size, self.images_per_class, self.seed = image_size, images_per_class, seed
 
     def load(self, split: str) -> ImageSet:
         number = ("train", "val", "test").index(split)
-        count = self.images_per_class if split == "train" else max(1, self.images_per_class // 2)
+        count = self.images_per_class if split == "train" else max(1, self.images_per_class // 4)
         drawn = glyphs("train", self.image_size, count, seed=3 * self.seed + number)
-        return ImageSet(drawn.images, drawn.labels, drawn.class_names, f"glyphs/{split}")
+        kept = drawn.labels < self.num_classes
+        names = drawn.class_names[: self.num_classes]
+        return ImageSet(drawn.images[kept], drawn.labels[kept], names, f"glyphs/{split}")

@@ -58,6 +58,13 @@ class EvaluationTask(NamedTuple):
     settings: EpisodeSettings
     seed: int
 
+    def fits(self, labels: Tensor) -> bool:
+        """Whether an episode can be drawn from images with these ``labels``, a part of the split's."""
+        s = self.settings
+        present = torch.bincount(labels)
+        present = present[present > 0]
+        return len(present) >= s.ways and int(present.min()) >= s.shots + s.queries
+
 
 class EpisodeDataset(Dataset[EpisodeBatch]):
     """``settings.episodes`` episodes; item i is a function of (seed, epoch, i) alone, images included."""

@@ -56,6 +56,12 @@ class PrototypicalHead(nn.Module):
             self.register_buffer("log_scale", log_scale)
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
+        # Distances are differences of large numbers: float32 at least, also under autocast.
+        with torch.autocast(query.device.type, enabled=False):
+            dtype = torch.promote_types(query.dtype, torch.float32)
+            return self._logits(support.to(dtype), query.to(dtype))
+
+    def _logits(self, support: Tensor, query: Tensor) -> Tensor:
         prototypes = support.mean(dim=2)
         if self.metric == "cosine":
             similarity = F.normalize(query, dim=-1) @ F.normalize(prototypes, dim=-1).mT

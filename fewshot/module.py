@@ -56,13 +56,13 @@ class EpisodicModule(TrainingModule):
         return loss, (logits.argmax(-1) == target).float().mean()
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        self._embedded.append((batch.numbers, self.embed(batch.images)))
+        self._keep(batch)
 
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
 
     def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        self._embedded.append((batch.numbers, self.embed(batch.images)))
+        self._keep(batch)
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
@@ -81,19 +81,27 @@ class EpisodicModule(TrainingModule):
         """Probabilities ``[B, W]`` of the support folder's classes."""
         return self.head(self._support, self.embed(batch.images)[None])[0].softmax(-1)
 
+    def _keep(self, batch: ImageBatch) -> None:
+        self._embedded.append((batch.numbers, self.embed(batch.images)))
+
     def _evaluate(self, split: str) -> None:
         task = self.episodic_data.evaluation_task(split)
         index, features = self._gather_embedded()
-        probing = self.trainer.sanity_checking or self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if len(index) < len(task.labels) and not probing:
-            rank_zero_warn(
-                f"only {len(index)} of the {split} split's {len(task.labels)} images were embedded (limit_*_batches): "
-                "the accuracy is not the split's. To make evaluation shorter lower its number of episodes."
-            )
+        labels = task.labels[index.cpu()]
+        if len(index) < len(task.labels):
+            probing = self.trainer.sanity_checking or self.trainer.fast_dev_run  # type: ignore[attr-defined]
+            if probing and not task.fits(labels):
+                return  # a batch or two hold no episode; nothing is wrong with that here
+            if not probing:
+                rank_zero_warn(
+                    f"only {len(index)} of the {split} split's {len(task.labels)} images were embedded "
+                    "(limit_*_batches): the accuracy is not the split's. To make evaluation shorter, lower its "
+                    "number of episodes."
+                )
         s = task.settings
         result = evaluate_episodes(
             features,
-            task.labels[index.cpu()],
+            labels,
             self.head,
             ways=s.ways,
             shots=s.shots,
@@ -117,8 +125,9 @@ class EpisodicModule(TrainingModule):
             "std": result.std,
             "loss": result.loss,
         }
-        self.log(f"{split}/accuracy", result.mean, prog_bar=True, rank_zero_only=False)
-        self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss})
+        # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
+        self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
+        self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss}, sync_dist=True)
 
     def _gather_embedded(self) -> tuple[Tensor, Tensor]:
         """Numbers (sorted, each once) and features of the images that all processes embedded."""

@@ -111,3 +111,16 @@ def test_a_backbone_given_whole_is_not_saved_with_the_hyperparameters():
     assert model.hparams["scale"] == 3.0 and "backbone" not in model.hparams
     with pytest.raises(ValueError, match="for a backbone given by name"):
         PrototypicalNetwork(backbone=build_backbone("resnet20"), norm_args={"eps": 1})
+
+
+def test_an_evaluation_cut_short_says_so_and_a_probe_without_an_episode_passes():
+    data = EpisodicDataModule(val=EpisodeSettings(ways=5, queries=15, episodes=5), eval_batch_size=100)
+    model = PrototypicalNetwork(backbone="resnet20", backbone_args={"in_channels": 1})
+    options = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    with pytest.warns(UserWarning, match="only 100 of the val split's 3024 images"):
+        pl.Trainer(limit_val_batches=1, **options).validate(model, datamodule=data, verbose=False)
+    assert model.results["val"]["images"] == 100
+    model.results.clear()
+    data = EpisodicDataModule(val=EpisodeSettings(ways=50, queries=15, episodes=5), eval_batch_size=100)
+    pl.Trainer(fast_dev_run=True, **options).validate(model, datamodule=data, verbose=False)
+    assert not model.results

@@ -117,3 +117,14 @@ def test_evaluation_errors(embedded):
         evaluate(features[1:], labels)
     with pytest.raises(ValueError, match="num_episodes"):
         evaluate(features, labels, episodes=0)
+
+
+def test_logits_are_float32_under_autocast_and_in_16_bits():
+    support, query = torch.randn(1, 5, 2, 64) + 20, torch.randn(1, 10, 64) + 20
+    support, query = support.bfloat16(), query.bfloat16()
+    head = PrototypicalHead()
+    expected = head(support.double(), query.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = head(support, query)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-3)
