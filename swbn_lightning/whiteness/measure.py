@@ -84,7 +84,7 @@ def _recorder(name: str, moments: dict[str, FeatureMoments]) -> Callable[..., No
     def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         features = _without_affine(layer, inputs[0]) if getattr(layer, "weight", None) is not None else output
         if name not in moments:
-            moments[name] = FeatureMoments(features.shape[1]).to(features.device)
+            moments[name] = FeatureMoments().to(features.device)
         moments[name].update(features)
 
     return record

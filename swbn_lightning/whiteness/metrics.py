@@ -10,14 +10,14 @@ from swbn_lightning.errors import InputError
 
 
 class FeatureMoments(Metric):
-    """Count, mean and centred second moment of ``d`` features, in float64, exact whatever the batches.
+    """Count, mean and centred second moment of features, in float64, exact whatever the batches.
 
     ``update`` takes ``[N, C]`` or ``[N, C, ...]``: channels are dimension 1, every other position is a sample.
     Batches are merged by the centred formula of Chan, Golub and LeVeque (1979), so a large mean costs no
-    precision. Memory is ``d^2``. ``compute`` gives the correlation matrix; the measures below reduce it.
+    precision. The first update decides the number of channels ``d``; memory is ``d^2``. ``compute`` gives the
+    correlation matrix; the measures below reduce it.
 
     Args:
-        num_features: ``d``.
         kwargs: as torchmetrics' ``Metric``.
     """
 
@@ -29,29 +29,27 @@ class FeatureMoments(Metric):
     mean: Tensor
     scatter: Tensor
 
-    def __init__(self, num_features: int, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if num_features < 1:
-            raise InputError(f"num_features must be at least 1, got {num_features}.")
-        self.num_features = num_features
         # None: processes' states are stacked, and merged where they are read.
         self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
-        self.add_state("mean", torch.zeros(num_features, dtype=torch.float64), dist_reduce_fx=None)
-        self.add_state("scatter", torch.zeros(num_features, num_features, dtype=torch.float64), dist_reduce_fx=None)
+        self.add_state("mean", torch.zeros(0, dtype=torch.float64), dist_reduce_fx=None)
+        self.add_state("scatter", torch.zeros(0, 0, dtype=torch.float64), dist_reduce_fx=None)
         self.set_dtype(torch.float64)
 
     def update(self, features: Tensor) -> None:
         """Take in ``[N, C]`` or ``[N, C, ...]``.
 
         Raises:
-            InputError: fewer than two dimensions, or another number of channels.
+            InputError: fewer than two dimensions, or another number of channels than before.
         """
-        if features.dim() < 2 or features.shape[1] != self.num_features:
-            raise InputError(
-                f"expected features [N, {self.num_features}] or [N, {self.num_features}, ...], "
-                f"got {list(features.shape)}."
-            )
-        samples = features.detach().movedim(1, -1).reshape(-1, self.num_features).double()
+        d = self.num_features or (features.shape[1] if features.dim() > 1 else 0)
+        if features.dim() < 2 or features.shape[1] != d:
+            expected = d or "C"
+            raise InputError(f"expected features [N, {expected}] or [N, {expected}, ...], got {list(features.shape)}.")
+        if self.num_features == 0:
+            self.mean, self.scatter = self.mean.new_zeros(d), self.scatter.new_zeros(d, d)
+        samples = features.detach().movedim(1, -1).reshape(-1, d).double()
         if len(samples) == 0:
             return
         mean = samples.mean(0)
@@ -63,6 +61,11 @@ class FeatureMoments(Metric):
     def compute(self) -> Tensor:
         """The correlation matrix of the features that vary, ``[d', d']``; float64."""
         return self.correlation()
+
+    @property
+    def num_features(self) -> int:
+        """``d``; 0 before the first update."""
+        return self.mean.shape[-1]
 
     def covariance(self) -> Tensor:
         """The covariance, divided by the count, ``[d, d]``."""
@@ -103,14 +106,13 @@ class CorrelationDistance(FeatureMoments):
     """Correlation-to-identity distance, ``norm_F(Corr - I)``: 0 for uncorrelated features.
 
     Args:
-        num_features: ``d``.
         normalized: divide by ``sqrt(d (d - 1))``: the RMS off-diagonal correlation, in [0, 1], which compares
             layers of different width.
         kwargs: as torchmetrics' ``Metric``.
     """
 
-    def __init__(self, num_features: int, normalized: bool = False, **kwargs: Any) -> None:
-        super().__init__(num_features, **kwargs)
+    def __init__(self, normalized: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.normalized = normalized
 
     def compute(self) -> Tensor:

@@ -22,7 +22,7 @@ def correlated_features(n=400, d=6, mean=5.0):
 def test_distance_equals_numpy_in_any_chunking(sizes, mean):
     x = correlated_features(mean=mean)
     correlation = np.corrcoef(x.T)
-    distance, rms = CorrelationDistance(6), CorrelationDistance(6, normalized=True)
+    distance, rms = CorrelationDistance(), CorrelationDistance(normalized=True)
     for part in np.split(x, np.cumsum(sizes)[:-1]):
         distance.update(torch.from_numpy(part))
         rms.update(torch.from_numpy(part))
@@ -35,9 +35,9 @@ def test_distance_equals_numpy_in_any_chunking(sizes, mean):
 
 def test_maps_count_every_position_as_a_sample():
     x = correlated_features().reshape(4, 10, 10, 6)
-    metric = CorrelationDistance(6)
+    metric = CorrelationDistance()
     metric.update(torch.from_numpy(np.moveaxis(x, -1, 1)))
-    flat = CorrelationDistance(6)
+    flat = CorrelationDistance()
     flat.update(torch.from_numpy(x.reshape(-1, 6)))
     assert metric.compute().item() == pytest.approx(flat.compute().item(), rel=1e-12)
 
@@ -45,31 +45,40 @@ def test_maps_count_every_position_as_a_sample():
 def test_constant_channels_are_counted_and_kept_out():
     x = correlated_features()
     with_constants = np.concatenate([x, np.full((400, 2), 0.1)], axis=1)
-    metric = CorrelationDistance(8)
+    metric = CorrelationDistance()
     for part in np.split(with_constants, [130]):
         metric.update(torch.from_numpy(part).float())
     assert metric.num_constant() == 2
     expected = np.linalg.norm(np.corrcoef(x.astype(np.float32).T) - np.eye(6))
     assert metric.compute().item() == pytest.approx(expected, rel=1e-8)
-    constant = CorrelationDistance(2)
+    constant = CorrelationDistance()
     constant.update(torch.ones(10, 2))
     assert constant.compute().isnan()
 
 
 def test_processes_states_merge():
     x = torch.from_numpy(correlated_features())
-    whole, first, second = (FeatureMoments(6) for _ in range(3))
+    whole, first, second = (FeatureMoments() for _ in range(3))
     whole.update(x), first.update(x[:90]), second.update(x[90:])
     for state in ("count", "mean", "scatter"):  # what torchmetrics does with dist_reduce_fx=None
         setattr(first, state, torch.stack([getattr(first, state), getattr(second, state)]))
     torch.testing.assert_close(first.compute(), whole.compute(), rtol=1e-12, atol=1e-12)
 
 
-def test_metric_errors():
+def test_metric_errors_and_reset():
+    metric = CorrelationDistance()
+    with pytest.raises(ValueError, match=r"\[N, C\].*got \[4\]"):
+        metric.update(torch.randn(4))
+    metric.update(torch.randn(4, 3))
     with pytest.raises(ValueError, match=r"\[N, 3\].*got \[4, 2\]"):
-        CorrelationDistance(3).update(torch.randn(4, 2))
-    with pytest.raises(ValueError, match="num_features"):
-        CorrelationDistance(0)
+        metric.update(torch.randn(4, 2))
+    metric.reset()
+    assert metric.num_features == 0 and metric.num_samples() == 0
+    x = torch.from_numpy(correlated_features())
+    metric.update(x)
+    fresh = CorrelationDistance()
+    fresh.update(x)
+    assert metric.compute() == fresh.compute()
 
 
 def network(norm=nn.BatchNorm2d):
@@ -80,7 +89,7 @@ def test_a_layers_features_are_read_before_gamma_and_beta():
     model = network().eval()
     images = torch.randn(40, 3, 8, 8)
     expected = measure_whiteness(model, images)["1"]
-    plain = CorrelationDistance(8)
+    plain = CorrelationDistance()
     plain.update(model[0](images))  # batch normalisation does not change correlations
     assert expected.distance == pytest.approx(plain.compute().item(), rel=1e-5)
     with torch.no_grad():
