@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import classification  # noqa: F401 (its classes are known by their short names)
@@ -36,13 +37,13 @@ class SwbnCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run.root", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--run.name", type=str, default="default", help="runs go to ROOT/NAME/version_N")
+        # Made callbacks of the trainer below, unless it is told to have none of their kind.
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(WhitenessMonitor, "whiteness")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/accuracy",
                 "checkpoint.mode": "max",
-                "checkpoint.save_last": True,
                 "checkpoint.filename": "epoch{epoch:03d}-accuracy{val/accuracy:.4f}",
                 "checkpoint.auto_insert_metric_name": False,
                 # After the epoch's whiteness is measured, so that the checkpoint holds it.
@@ -56,6 +57,11 @@ class SwbnCLI(LightningCLI):
         path = self.config[command].get("ckpt_path")
         self._given_model = None
         if path is None:
+            if command != "fit" and not self.config[command].trainer.fast_dev_run:
+                raise InputError(
+                    f"{command} needs the weights of a trained model: --ckpt_path runs/NAME (the best checkpoint of "
+                    "the newest run of that name) or a .ckpt file."
+                )
             return
         if str(path) in _PROCESS_WORDS:
             raise InputError(
@@ -70,11 +76,20 @@ class SwbnCLI(LightningCLI):
             _say_what_the_checkpoint_overrides(self._given_model, self.config[self.subcommand].model)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        trainer = self._get(self.config_init, "trainer")
-        if trainer.get("logger") in (None, True) and not trainer.get("fast_dev_run"):
+        config = {**self._get(self.config_init, "trainer"), **kwargs}
+        probing = bool(config.get("fast_dev_run"))
+        if config.get("logger") in (None, True) and not probing:
             run = self._get(self.config_init, "run")
-            kwargs["logger"] = _loggers(run.root, run.name)
-        return super().instantiate_trainer(**kwargs)
+            config["logger"] = _loggers(run.root, run.name)
+        callbacks: list[pl.Callback] = [self._get(self.config_init, "whiteness")]
+        if config.get("enable_progress_bar") is not False:
+            callbacks.append(RichProgressBar())
+        if config.get("logger"):
+            callbacks.append(LearningRateMonitor())
+        callbacks += [ResultTable(), PredictionTable()]
+        if config.get("enable_checkpointing") is not False and not probing:
+            callbacks += [self._get(self.config_init, "checkpoint"), _keep_last()]
+        return self._instantiate_trainer(config, callbacks)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -100,14 +115,11 @@ def main(args: Sequence[str] | None = None) -> None:
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
             parser_kwargs={"prog": "swbn", "description": __doc__},
-            trainer_defaults={
-                "callbacks": [RichProgressBar(), LearningRateMonitor(), ResultTable(), PredictionTable()],
-                "log_every_n_steps": 10,
-            },
+            trainer_defaults={"log_every_n_steps": 10},
             args=args,
         )
-    except ValueError as error:
-        mistake = _input_error(error)
+    except (ValueError, MisconfigurationException) as error:
+        mistake = _mistake(error)
         if mistake is None:
             raise
         print(f"swbn: error: {mistake}", file=sys.stderr)
@@ -119,9 +131,9 @@ def console() -> None:
     main()
 
 
-def _input_error(error: BaseException | None) -> InputError | None:
+def _mistake(error: BaseException | None) -> BaseException | None:
     """The user's mistake among the causes of an error: jsonargparse wraps what a constructor raises."""
-    while error is not None and not isinstance(error, InputError):
+    while error is not None and not isinstance(error, InputError | MisconfigurationException):
         error = error.__cause__
     return error
 
@@ -132,6 +144,13 @@ def _is_no_advertisement(record: logging.LogRecord) -> bool:
 
 def _without_alias(arguments: Sequence[str]) -> list[str]:
     return ["fit" if i == 0 and word == "train" else word for i, word in enumerate(arguments)]
+
+
+def _keep_last() -> ModelCheckpoint:
+    """``last.ckpt`` after every epoch. (``save_last`` of the other callback writes it with a new best alone.)"""
+    return ModelCheckpoint(
+        filename="last", monitor=None, every_n_epochs=1, save_on_train_epoch_end=True, enable_version_counter=False
+    )
 
 
 def _loggers(root: str, name: str) -> list[Logger]:

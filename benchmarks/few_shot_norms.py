@@ -5,7 +5,7 @@
 
 Each norm is one training through the ``swbn`` command, in a process of its own; each number of shots is one test of
 its best checkpoint. The norms see the same network at the start, the same training episodes and the same test
-episodes. Prints a Markdown table and writes the same as JSON.
+episodes. Prints a Markdown table and writes the same as JSON, row by row.
 """
 
 import argparse
@@ -31,25 +31,24 @@ def main() -> None:
     name = Path(options.config).stem
     config = yaml.safe_load(Path(options.config).read_text())
     given_norm, given_args = (config["model"]["init_args"].get(key) for key in ("norm", "norm_args"))
-    rows = []
+    given = {given_norm: given_args, **{norm: json.loads(text) for norm, text in options.norm_args}}
+    output = Path(options.output or f"{options.runs}/{name}.json")
+    rows: list[dict[str, Any]] = []
     for norm in options.norms:
         settings = [f"--config={options.config}", f"--run.name={name}/{norm}", f"--run.root={options.runs}"]
         settings += [f"--seed_everything={options.seed}", f"--model.norm={norm}"]
-        # The configuration's own norm keeps its options; another kind has none of them.
-        keep = norm.split("-")[0] == str(given_norm).split("-")[0]
-        settings.append(f"--model.norm_args={json.dumps(given_args if keep else None)}")
+        settings.append(f"--model.norm_args={json.dumps(given.get(norm))}")
         settings += [f"--data.root={options.root}"] if options.root else []
         start = time.perf_counter()
         fitted = _run("fit", *settings)
         seconds = time.perf_counter() - start
-        checkpoint = str(fitted["folder"])
         for shots in options.shots:
-            tested = _run("test", *settings, f"--ckpt_path={checkpoint}", f"--data.test.shots={shots}")
-            rows.append(_row(norm, seconds, fitted["whiteness"], tested["results"][0]))
+            tested = _run("test", *settings, f"--ckpt_path={fitted['folder']}", f"--data.test.shots={shots}")
+            rows.append(_row(norm, seconds, tested["results"][0]))
+            output.parent.mkdir(parents=True, exist_ok=True)
+            content = {"command": sys.argv, "environment": environment(), "rows": rows}
+            output.write_text(json.dumps(content, indent=2) + "\n")
     print(_table(rows))
-    output = Path(options.output or f"{options.runs}/{name}.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"command": sys.argv, "environment": environment(), "rows": rows}, indent=2) + "\n")
     print(f"\n{', '.join(f'{k} {v}' for k, v in environment().items())}\nwritten: {output}")
 
 
@@ -64,6 +63,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("--norms", nargs="+", default=["bn", "swbn-fro"])
+    parser.add_argument(
+        "--norm-args",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NORM", "JSON"),
+        help="options of a norm, as: swbn-kl '{\"step_size\": 0.002}'; the configuration's own norm has its own",
+    )
     parser.add_argument("--shots", nargs="+", type=int, default=[1])
     parser.add_argument("--root", help="folder of the data set's files")
     parser.add_argument("--seed", type=int, default=0)
@@ -83,12 +90,9 @@ def _run(command: str, *settings: str) -> dict[str, Any]:
     return {**json.loads((folder / "results.json").read_text()), "folder": folder}
 
 
-def _row(norm: str, seconds: float, whiteness: list[dict[str, float]], result: dict[str, Any]) -> dict[str, Any]:
-    kept = ("ways", "shots", "episodes", "accuracy", "ci95")
-    ends = {
-        f"{key}_{when}": whiteness[i][key] for key in ("distance", "rms") for when, i in (("start", 0), ("end", -1))
-    }
-    return {"norm": norm, **{key: result[key] for key in kept}, **ends, "fit_seconds": seconds}
+def _row(norm: str, seconds: float, result: dict[str, Any]) -> dict[str, Any]:
+    kept = ("ways", "shots", "episodes", "accuracy", "ci95", "distance", "rms")
+    return {"norm": norm, **{key: result[key] for key in kept if key in result}, "fit_seconds": seconds}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -100,10 +104,13 @@ def _table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {row['norm']} | {row['ways']} | {row['shots']} | {row['episodes']:,} "
             f"| {100 * row['accuracy']:.2f} ± {100 * row['ci95']:.2f} "
-            f"| {row['distance_start']:.2f} → {row['distance_end']:.2f} "
-            f"| {row['rms_start']:.3f} → {row['rms_end']:.3f} | {row['fit_seconds']:.0f} |"
+            f"| {_course(row, 'distance', 2)} | {_course(row, 'rms', 3)} | {row['fit_seconds']:.0f} |"
         )
     return "\n".join(lines)
+
+
+def _course(row: dict[str, Any], key: str, digits: int) -> str:
+    return " → ".join(f"{value:.{digits}f}" for value in row[key]) if key in row else "–"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from classification.datamodules import ClassificationDataModule, LabelledBatch
@@ -36,7 +36,7 @@ class ImageClassifier(TrainingModule):
         self.num_classes, self.label_smoothing = num_classes, label_smoothing
         self.head = nn.Linear(self.backbone.num_features, num_classes)
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.eval_loss = MeanMetric()
+        self.eval_loss, self.eval_images = MeanMetric(), SumMetric()
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -61,10 +61,6 @@ class ImageClassifier(TrainingModule):
     def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         self._evaluation_step(batch, "test")
 
-    def predict_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
-        """Probabilities ``[B, num_classes]``."""
-        return self(batch.images).softmax(-1)
-
     def on_validation_epoch_end(self) -> None:
         self._record("val")
 
@@ -75,12 +71,14 @@ class ImageClassifier(TrainingModule):
         logits = self(batch.images)
         self.eval_accuracy.update(logits, batch.labels)
         self.eval_loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
+        self.eval_images.update(len(batch.labels))
         self.log(f"{split}/accuracy", self.eval_accuracy, prog_bar=True)
         self.log(f"{split}/loss", self.eval_loss)
 
     def _record(self, split: str) -> None:
         accuracy = self.eval_accuracy.compute().item()
-        images = len(self.image_data.image_set(split))
+        images = int(self.eval_images.compute())
+        self.eval_images.reset()
         self.results[split] = {
             "split": split,
             "classes": self.num_classes,

@@ -63,9 +63,6 @@ class ClassificationDataModule(ImageDataModule):
     def test_dataloader(self) -> DataLoader[LabelledBatch]:
         return self._loader("test")
 
-    def predict_dataloader(self) -> DataLoader[LabelledBatch]:
-        return self._loader("test")
-
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if isinstance(batch, LabelledBatch):
             return batch._replace(images=self.normalize(batch.images))

@@ -58,12 +58,9 @@ class EvaluationTask(NamedTuple):
     settings: EpisodeSettings
     seed: int
 
-    def fits(self, labels: Tensor) -> bool:
-        """Whether an episode can be drawn from images with these ``labels``, a part of the split's."""
-        s = self.settings
-        present = torch.bincount(labels)
-        present = present[present > 0]
-        return len(present) >= s.ways and int(present.min()) >= s.shots + s.queries
+    def whole_classes(self, labels: Tensor) -> Tensor:
+        """Of a part of the split with these ``labels``: bool ``[n]``, the classes that have enough images."""
+        return torch.bincount(labels)[labels] >= self.settings.shots + self.settings.queries
 
 
 class EpisodeDataset(Dataset[EpisodeBatch]):

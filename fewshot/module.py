@@ -7,7 +7,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional as F
 
-from fewshot.datamodule import EpisodeBatch, EpisodicDataModule
+from fewshot.datamodule import EpisodeBatch, EpisodicDataModule, EvaluationTask
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
 from swbn_lightning.errors import InputError
 from swbn_lightning.training import ImageBatch, TrainingModule, check_running_statistics
@@ -58,11 +58,17 @@ class EpisodicModule(TrainingModule):
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         self._keep(batch)
 
+    def on_validation_epoch_start(self) -> None:
+        self._embedded.clear()  # an evaluation that was broken off may have left some
+
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
 
     def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
         self._keep(batch)
+
+    def on_test_epoch_start(self) -> None:
+        self._embedded.clear()
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
@@ -89,15 +95,10 @@ class EpisodicModule(TrainingModule):
         index, features = self._gather_embedded()
         labels = task.labels[index.cpu()]
         if len(index) < len(task.labels):
-            probing = self.trainer.sanity_checking or self.trainer.fast_dev_run  # type: ignore[attr-defined]
-            if probing and not task.fits(labels):
-                return  # a batch or two hold no episode; nothing is wrong with that here
-            if not probing:
-                rank_zero_warn(
-                    f"only {len(index)} of the {split} split's {len(task.labels)} images were embedded "
-                    "(limit_*_batches): the accuracy is not the split's. To make evaluation shorter, lower its "
-                    "number of episodes."
-                )
+            whole = task.whole_classes(labels)
+            features, labels = features[whole.to(features.device)], labels[whole]
+            if not self._may_go_on(split, labels, task):
+                return
         s = task.settings
         result = evaluate_episodes(
             features,
@@ -114,7 +115,7 @@ class EpisodicModule(TrainingModule):
         self.results[split] = {
             "split": split,
             "classes": len(task.class_names),
-            "images": len(index),
+            "images": len(labels),
             "episodes": result.num_episodes,
             "ways": s.ways,
             "shots": s.shots,
@@ -128,6 +129,20 @@ class EpisodicModule(TrainingModule):
         # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
         self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
         self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss}, sync_dist=True)
+
+    def _may_go_on(self, split: str, labels: Tensor, task: EvaluationTask) -> bool:
+        """Whether an evaluation of a part of the split can be made; says so where that was not to be expected."""
+        ways, available = task.settings.ways, len(labels.unique())
+        if self.trainer.sanity_checking or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return available >= ways  # a batch or two may hold no episode; nothing is wrong with that here
+        remedy = "To make evaluation shorter, lower its number of episodes instead of limit_*_batches."
+        if available < ways:
+            raise InputError(f"limit_*_batches leaves {available} whole classes of {split} for {ways} ways. {remedy}")
+        rank_zero_warn(
+            f"evaluated on {len(labels)} of the {split} split's {len(task.labels)} images (limit_*_batches): "
+            f"the accuracy is not the split's. {remedy}"
+        )
+        return True
 
     def _gather_embedded(self) -> tuple[Tensor, Tensor]:
         """Numbers (sorted, each once) and features of the images that all processes embedded."""

@@ -19,8 +19,8 @@ _FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries")
 class ResultTable(pl.Callback):
     """Prints the results of ``fit`` (validation), ``validate`` and ``test``, and writes them to the run's folder.
 
-    ``fit`` shows the best epoch by validation accuracy and, where it is another one, the last. An interrupted
-    ``fit`` shows what it had reached.
+    ``fit`` shows the epoch whose checkpoint was kept as the best and, where it is another one, the last. An
+    interrupted ``fit`` shows what it had reached; a resumed one the epochs since then.
     """
 
     def __init__(self) -> None:
@@ -46,48 +46,67 @@ class ResultTable(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # Here, after the progress bar has ended, so that the table is the last thing to be seen.
-        if stage == "fit" and self._history:
-            monitors = [c for c in _callbacks(trainer) if isinstance(c, WhitenessMonitor)]
-            self._finish(trainer, _best_and_last(self._history), monitors[0].history if monitors else [])
-        elif stage in ("validate", "test") and self._evaluated is not None:
-            self._finish(trainer, [self._evaluated], _trained_whiteness(trainer))
+        if stage == "fit":
+            self._finish_fit(trainer)
+        elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
+            checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
+            history = _whiteness_in(_load(checkpoint)) if checkpoint else []
+            self._finish("checkpoint", checkpoint, [_with_whiteness(self._evaluated, history)], history, stage)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": [dict(row) for row in self._history]}
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if trainer.state.fn == "fit":  # Ctrl-C among others: Lightning calls no teardown then
+            self._finish_fit(trainer)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._history = [dict(row) for row in state_dict["history"]]
-
-    def _finish(self, trainer: pl.Trainer, rows: list[dict[str, Any]], whiteness: list[dict[str, float]]) -> None:
-        if not trainer.is_global_zero:
+    def _finish_fit(self, trainer: pl.Trainer) -> None:
+        if not self._history or not trainer.is_global_zero:
             return
-        checkpoint = _checkpoint_path(trainer)
-        console = Console()
-        console.print(result_table(rows, whiteness))
+        monitors = [c for c in _callbacks(trainer) if isinstance(c, WhitenessMonitor)]
+        history = monitors[0].history if monitors else []
+        last = self._history[-1]
+        rows = []
+        checkpoint = _best_checkpoint(trainer)
         if checkpoint:
-            label = "best checkpoint" if trainer.state.fn == "fit" else "checkpoint"
+            saved = _load(checkpoint)
+            best = [row for row in self._history if row["epoch"] == saved["epoch"]][-1:]
+            rows = [
+                _with_whiteness({**r, "split": f"val (best, epoch {r['epoch']})"}, _whiteness_in(saved)) for r in best
+            ]
+        if not rows or rows[0]["epoch"] != last["epoch"]:
+            rows.append(_with_whiteness({**last, "split": f"val (last, epoch {last['epoch']})"}, history))
+        self._finish("best checkpoint", checkpoint, rows, history, "fit")
+
+    def _finish(
+        self,
+        label: str,
+        checkpoint: str | None,
+        rows: list[dict[str, Any]],
+        whiteness: list[dict[str, float]],
+        command: str,
+    ) -> None:
+        console = Console()
+        console.print(result_table(rows))
+        if checkpoint:
             console.print(f"{label}: {checkpoint}", soft_wrap=True, highlight=False, markup=False)
-        folder = self._folder
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            own = _relative_to(checkpoint, folder)
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            own = _relative_to(checkpoint, self._folder)
             results = {
-                "command": str(trainer.state.fn),
+                "command": command,
                 "results": rows,
                 "whiteness": whiteness,
                 "best_checkpoint": own,
                 "tested_checkpoint": None if own else checkpoint,
             }
-            write_results(folder, results)
-            console.print(f"run folder: {folder}", soft_wrap=True, highlight=False, markup=False)
+            write_results(self._folder, results)
+            console.print(f"run folder: {self._folder}", soft_wrap=True, highlight=False, markup=False)
 
 
-def result_table(rows: list[dict[str, Any]], whiteness: list[dict[str, float]]) -> Table:
+def result_table(rows: list[dict[str, Any]]) -> Table:
     """The table: what was evaluated, accuracy with its 95% interval, whiteness at the start and the end.
 
     Args:
-        rows: as :attr:`~swbn_lightning.training.TrainingModule.results`.
-        whiteness: as :attr:`~swbn_lightning.whiteness.WhitenessMonitor.history`.
+        rows: as :attr:`~swbn_lightning.training.TrainingModule.results`; with ``distance`` and ``rms``, each the
+            value at the start and at the end of training, where they are known.
     """
     table = Table()
     table.add_column("split")
@@ -99,8 +118,30 @@ def result_table(rows: list[dict[str, Any]], whiteness: list[dict[str, float]]) 
     accuracies = (f"{100 * row['accuracy']:.2f} ± {100 * row['ci95']:.2f} %" for row in rows)
     table.add_row("accuracy ± 95% interval", *accuracies, style="bold")
     for label, key, digits in (("whiteness distance", "distance", 2), ("RMS correlation", "rms", 3)):
-        table.add_row(f"{label}, start → end", *[_course(whiteness, key, digits)] * len(rows))
+        courses = (" → ".join(f"{value:.{digits}f}" for value in row[key]) if key in row else "–" for row in rows)
+        table.add_row(f"{label}, start → end", *courses)
     return table
+
+
+def _with_whiteness(row: dict[str, Any], history: list[dict[str, float]]) -> dict[str, Any]:
+    ends = {key: [history[0][key], history[-1][key]] for key in ("distance", "rms")} if history else {}
+    return {**row, **ends}
+
+
+def _best_checkpoint(trainer: pl.Trainer) -> str | None:
+    """What the checkpoint callback with a monitored quantity kept; the other one keeps the last epoch."""
+    chosen = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint) and c.monitor]
+    return chosen[0].best_model_path or None if chosen else None
+
+
+def _load(checkpoint: str) -> dict[str, Any]:
+    return torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _whiteness_in(checkpoint: dict[str, Any]) -> list[dict[str, float]]:
+    """The history that a checkpoint carries (Lightning restores callbacks only to go on training)."""
+    states = checkpoint.get("callbacks", {})
+    return next((state["history"] for key, state in states.items() if key.startswith(WhitenessMonitor.__name__)), [])
 
 
 def _relative_to(checkpoint: str | None, folder: Path) -> str | None:
@@ -108,38 +149,6 @@ def _relative_to(checkpoint: str | None, folder: Path) -> str | None:
     if checkpoint and folder.resolve() in Path(checkpoint).resolve().parents:
         return str(Path(checkpoint).resolve().relative_to(folder.resolve()))
     return None
-
-
-def _best_and_last(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    best, last = max(history, key=lambda row: row["accuracy"]), history[-1]
-    rows = [{**best, "split": f"val (best, epoch {best['epoch']})"}]
-    if last is not best:
-        rows.append({**last, "split": f"val (last, epoch {last['epoch']})"})
-    return rows
-
-
-def _course(whiteness: list[dict[str, float]], key: str, digits: int) -> str:
-    if not whiteness:
-        return "–"
-    return f"{whiteness[0][key]:.{digits}f} → {whiteness[-1][key]:.{digits}f}"
-
-
-def _checkpoint_path(trainer: pl.Trainer) -> str | None:
-    if trainer.state.fn != "fit":
-        return str(trainer.ckpt_path) if trainer.ckpt_path else None
-    checkpoints = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint)]
-    return checkpoints[0].best_model_path or None if checkpoints else None
-
-
-def _trained_whiteness(trainer: pl.Trainer) -> list[dict[str, float]]:
-    """The history that the evaluated checkpoint carries (Lightning restores callbacks only to go on training)."""
-    if not trainer.ckpt_path:
-        return []
-    content = torch.load(trainer.ckpt_path, map_location="cpu", weights_only=True, mmap=True)
-    for key, state in content.get("callbacks", {}).items():
-        if key.startswith(WhitenessMonitor.__name__):
-            return state["history"]
-    return []
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

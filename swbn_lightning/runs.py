@@ -63,13 +63,16 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
 
 
 def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
-    last = folder / "checkpoints" / "last.ckpt"
+    checkpoints = folder / "checkpoints"
+    last = checkpoints / "last.ckpt"
     if prefer == "last":
         return last if last.is_file() else None
+    if not (folder / RESULTS_FILE).exists():
+        # A killed run: the kept checkpoint is the newest but the last epoch's.
+        kept = sorted((p for p in checkpoints.glob("*.ckpt") if p != last), key=lambda p: p.stat().st_mtime)
+        return kept[-1] if kept else None
     try:
         results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / RESULTS_FILE} cannot be read: {error}.") from error
     best = results.get("best_checkpoint")

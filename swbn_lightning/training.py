@@ -16,6 +16,7 @@ from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import named_norms
+from swbn_lightning.norms.base import WhiteningNorm
 
 INTERVALS = ("epoch", "step")
 
@@ -80,6 +81,7 @@ class TrainingModule(pl.LightningModule):
 
     def embed(self, images: Tensor) -> Tensor:
         """Features ``[N, C]`` of images ``[N, in_channels, H, W]``."""
+        images = images.to(next(self.backbone.parameters()).dtype)  # precision: bf16-true and the like
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return self.backbone(images)
@@ -115,6 +117,12 @@ class TrainingModule(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
+        try:
+            return self._configure_optimizers()
+        except (ValueError, TypeError) as error:  # torch checks rates and numbers there
+            raise InputError(f"optimizer or lr_scheduler cannot be made: {error}") from error
+
+    def _configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self._optimizer(p for p in self.parameters() if p.requires_grad)
         schedulers: list[Any] = []
         if self._warmup_steps:
@@ -151,8 +159,8 @@ def check_running_statistics(model: nn.Module) -> None:
         InputError: a batch normalisation without running statistics, by name.
     """
     for name, layer in named_norms(model):
-        per_sample = isinstance(layer, nn.LayerNorm | nn.GroupNorm | nn.modules.instancenorm._InstanceNorm)
-        if not per_sample and getattr(layer, "running_mean", None) is None:
+        by_batch = isinstance(layer, WhiteningNorm | nn.modules.batchnorm._BatchNorm)
+        if by_batch and layer.running_mean is None:
             raise InputError(
                 f"{name} ({type(layer).__name__}) keeps no running statistics, so it would normalise test "
                 "images by the batch they happen to be in; evaluation embeds each image by itself. "

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cli import main
+from swbn_lightning.runs import find_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIGS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
@@ -38,7 +40,7 @@ def test_every_configuration_runs_a_step(config, tiny_cifar100):
         arguments += ["--data.root", str(tiny_cifar100)]
     main(["fit", *arguments])
     main(["test", *arguments])
-    assert not Path("runs").exists()
+    assert not list(Path().iterdir())  # no logs, no checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +105,10 @@ def test_the_table(run, capsys):
     folder, arguments = run
     main(["test", *arguments, "--ckpt_path", str(folder)])
     printed = capsys.readouterr().out
-    for words in ("test", "classes", "20", "480", "episodes", "shots", "accuracy ± 95%", "whiteness distance", "→"):
-        assert words in printed
+    for name, value in (("classes", "20"), ("images", "480"), ("episodes", "50"), ("ways", "5"), ("shots", "1")):
+        assert re.search(rf"│ {name} +│ +{value} │", printed), name
+    assert re.search(r"│ accuracy ± 95% interval +│ +\d+\.\d\d ± \d+\.\d\d % │", printed)
+    assert re.search(r"│ whiteness distance, start → end │ +\d+\.\d\d → \d+\.\d\d │", printed)
     assert re.search(
         rf"checkpoint: {re.escape(str(folder))}/version_\d+/checkpoints/epoch\d+-accuracy0\.\d+\.ckpt", printed
     )
@@ -131,8 +135,65 @@ def test_resuming_goes_on(run):
     newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
     results = json.loads((newest / "results.json").read_text())
     assert [entry["epoch"] for entry in results["whiteness"]] == [-1, 0, 1, 2]
+    assert results["results"][0]["epoch"] == 2 and "epoch002" in results["best_checkpoint"]
     checkpoint = torch.load(newest / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["epoch"] == 2 and checkpoint["global_step"] == 9
+
+
+def test_last_is_the_last_epoch_and_best_the_kept_one(run, capsys):
+    # To keep the lowest accuracy makes the first epoch the "best" of a run that learns.
+    folder, arguments = run
+    main(["fit", *arguments, "--run.name=worse", "--checkpoint.mode=min", "--trainer.max_epochs=3"])
+    results = json.loads((folder.parent / "worse" / "version_0" / "results.json").read_text())
+    best, last = results["results"]
+    assert best["epoch"] < last["epoch"] == 2 and best["accuracy"] < last["accuracy"]
+    assert f"epoch{best['epoch']:03d}" in results["best_checkpoint"]
+    checkpoints = folder.parent / "worse" / "version_0" / "checkpoints"
+    assert sorted(p.name for p in checkpoints.iterdir()) == [Path(results["best_checkpoint"]).name, "last.ckpt"]
+    assert torch.load(checkpoints / "last.ckpt", weights_only=True)["epoch"] == 2
+    # The table's whiteness is that of the checkpoint named beside it.
+    ends = {entry["epoch"]: entry["distance"] for entry in results["whiteness"]}
+    assert best["distance"] == [ends[-1], ends[best["epoch"]]] and last["distance"] == [ends[-1], ends[2]]
+
+    # A killed run has no results.json; its checkpoints are found nevertheless.
+    (folder.parent / "worse" / "version_0" / "results.json").unlink()
+    assert find_checkpoint(folder.parent / "worse").name == Path(results["best_checkpoint"]).name
+    assert find_checkpoint(folder.parent / "worse", "last").name == "last.ckpt"
+
+
+class Interrupt(pl.Callback):
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_shows_what_it_had_reached(run, capsys):
+    folder, arguments = run
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--run.name=stopped", "--trainer.callbacks=tests.test_cli.Interrupt"])
+    results = json.loads((folder.parent / "stopped" / "version_0" / "results.json").read_text())
+    assert [row["epoch"] for row in results["results"]] == [0]
+    assert "accuracy ± 95%" in capsys.readouterr().out
+    main(["test", *arguments, "--ckpt_path", str(folder.parent / "stopped")])
+
+
+@pytest.mark.parametrize("off", ["logger", "enable_progress_bar", "enable_checkpointing"])
+def test_parts_of_the_trainer_can_be_switched_off(off, run):
+    _, arguments = run
+    main(["fit", *arguments, "--run.root=here", f"--trainer.{off}=false", "--trainer.max_epochs=1"])
+    assert Path("here").exists() == (off != "logger")
+    assert bool(list(Path().rglob("*.ckpt"))) == (off != "enable_checkpointing")
+
+
+def test_test_needs_a_trained_model(run, capsys):
+    with pytest.raises(SystemExit):
+        main(["test", *run[1]])
+    assert "test needs the weights of a trained model: --ckpt_path runs/NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_precisions(precision, run):
+    main(["fit", *run[1], f"--trainer.precision={precision}", "--trainer.fast_dev_run=true"])
 
 
 def test_the_checkpoint_holds_plain_data(run):
@@ -179,6 +240,11 @@ BAD_INPUT = [
     (["--ckpt_path=a_file"], "a_file is not a readable checkpoint"),
     (["--ckpt_path=empty"], "empty holds no last checkpoint"),
     (["--ckpt_path=best"], "known only inside the process"),
+    (["--model.optimizer.init_args.lr=-1"], "Invalid learning rate: -1"),
+    (["--model.norm_args={num_groups: two}"], "num_groups='two'"),
+    (["--model.norm_args={eps: -1}"], "eps must be a finite number of at least 0, got -1"),
+    (["--model.norm_args={momentum: 2}"], "momentum must be in [0, 1]"),
+    (["--trainer.max_epochs=-5"], "max_epochs"),
     (["--data.wayz=5"], "wayz"),
     (["--trainer.max_epochs=many"], "max_epochs"),
 ]

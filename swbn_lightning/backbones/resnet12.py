@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swbn_lightning.backbones.base import Backbone, conv, initialize_fan_out
-from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import NormFactory
 
 FORMS = ("can", "metaoptnet")
@@ -52,6 +52,7 @@ class ResNet12(Backbone):
             raise unknown_name("form of resnet12", form, FORMS)
         if drop_rate and form == "can":
             raise InputError("resnet12: drop_rate belongs to form 'metaoptnet'; form 'can' has no dropout.")
+        require_positive("resnet12", drop_block_size=drop_block_size)
         if not 0 <= drop_rate < 1:
             raise InputError(f"resnet12: drop_rate must be in [0, 1), got {drop_rate}.")
         self.in_channels = in_channels

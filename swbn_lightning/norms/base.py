@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swbn_lightning.errors import InputError
+from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.functional import accumulation_dtype
 
 
@@ -45,11 +45,14 @@ class WhiteningNorm(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        if num_features < 1:
-            raise InputError(f"{name}: num_features must be at least 1, got {num_features}.")
-        if num_groups < 1 or num_features % num_groups:
+        require_positive(name, num_features=num_features)
+        if not (isinstance(eps, int | float) and 0 <= eps < math.inf):
+            raise InputError(f"{name}: eps must be a finite number of at least 0, got {eps!r}.")
+        if momentum is not None and not (isinstance(momentum, int | float) and 0 <= momentum <= 1):
+            raise InputError(f"{name}: momentum must be in [0, 1] or None for a plain average, got {momentum!r}.")
+        if not isinstance(num_groups, int) or num_groups < 1 or num_features % num_groups:
             raise InputError(
-                f"{name}: num_groups={num_groups} does not divide num_features={num_features}; "
+                f"{name}: num_groups={num_groups!r} does not divide num_features={num_features}; "
                 "choose a divisor of the number of channels."
             )
         self.num_features = num_features
@@ -135,10 +138,13 @@ class WhiteningNorm(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        # A BatchNorm checkpoint loads strictly: what it lacks is what it would have been there.
-        state_dict.setdefault(prefix + "whitening_matrix", self._matrix_for_batchnorm(state_dict, prefix))
-        if self.track_running_stats and (local_metadata.get("version") or 0) < 2:
-            state_dict.setdefault(prefix + "num_batches_tracked", torch.tensor(0))
+        # A BatchNorm checkpoint loads strictly: what it lacks is what it would have been there. A part of a state
+        # (strict=False) leaves the rest as it is, W above all.
+        whole = ("running_mean", "running_var") if self.track_running_stats else ("weight", "bias")
+        if all(prefix + name in state_dict for name in whole):
+            state_dict.setdefault(prefix + "whitening_matrix", self._matrix_for_batchnorm(state_dict, prefix))
+            if self.track_running_stats and (local_metadata.get("version") or 0) < 2:
+                state_dict.setdefault(prefix + "num_batches_tracked", torch.tensor(0))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:

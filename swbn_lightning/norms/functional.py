@@ -76,7 +76,7 @@ def standardize_fixed(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e
 def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
     """``xs^T xs / n`` of standardised activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
 
-    Divided by ``n``, not by ``n - 1``. Operands in the dtype of ``xs``, accumulated in float32 or better.
+    Divided by ``n``, not by ``n - 1``. The values of ``xs`` as they are, multiplied and summed in float32 or better.
     """
     channels = xs.shape[1]
     samples = xs.movedim(1, 0).reshape(num_groups, channels // num_groups, -1)
@@ -129,7 +129,7 @@ def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: fl
         delta = excess @ w
     else:
         norm = torch.linalg.matrix_norm(excess, keepdim=True)
-        delta = torch.where(norm > 0, excess @ ws / norm, 0.0)
+        delta = torch.where(norm == 0, 0.0, excess @ ws / norm)  # a NaN norm stays one, to be rejected
     stepped = w - step_size * delta
     return (stepped + stepped.mT) / 2
 

@@ -89,11 +89,16 @@ class SWBN(WhiteningNorm):
         with torch.autocast(x.device.type, enabled=False):
             if self.training:
                 return self._forward_training(x)
-            if self.running_mean is None or self.running_var is None:
+            mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
+            if torch.is_grad_enabled():
+                # The graph must not hold the buffers: a training forward before the backward would change them.
+                w = w.clone()
+                mean, variance = (None if value is None else value.clone() for value in (mean, variance))
+            if mean is None or variance is None:
                 xs, _, _ = WF.standardize_batch(x, self.eps)
             else:
-                xs = WF.standardize_fixed(x, self.running_mean, self.running_var, self.eps)
-            return WF.whiten(xs, self.whitening_matrix, self.weight, self.bias)
+                xs = WF.standardize_fixed(x, mean, variance, self.eps)
+            return WF.whiten(xs, w, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"

@@ -82,7 +82,7 @@ def _summary(moments: FeatureMoments) -> LayerWhiteness:
 
 def _recorder(name: str, moments: dict[str, FeatureMoments]) -> Callable[..., None]:
     def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        features = _without_affine(layer, inputs[0]) if getattr(layer, "weight", None) is not None else output
+        features = _without_affine(layer, inputs[0]) if layer._parameters.get("weight") is not None else output
         if name not in moments:
             moments[name] = FeatureMoments().to(features.device)
         moments[name].update(features)
@@ -91,14 +91,17 @@ def _recorder(name: str, moments: dict[str, FeatureMoments]) -> Callable[..., No
 
 
 def _without_affine(layer: nn.Module, x: Tensor) -> Tensor:
-    """What the layer gives before gamma and beta: gamma = 0 hides a channel, and cannot be divided out."""
+    """What the layer gives with gamma 1 and beta 0: gamma = 0 hides a channel, and cannot be divided out."""
     parameters = layer._parameters
-    kept = parameters["weight"], parameters["bias"]
-    parameters["weight"] = parameters["bias"] = None
+    kept = {name: parameters[name] for name in ("weight", "bias") if parameters.get(name) is not None}
+    for name, value in kept.items():
+        assert value is not None
+        neutral = torch.ones_like(value) if name == "weight" else torch.zeros_like(value)
+        parameters[name] = nn.Parameter(neutral, requires_grad=False)
     try:
         return layer.forward(x)  # not the call, which would run the hook again
     finally:
-        parameters["weight"], parameters["bias"] = kept
+        parameters.update(kept)
 
 
 @contextmanager

@@ -117,9 +117,9 @@ def test_an_evaluation_cut_short_says_so_and_a_probe_without_an_episode_passes()
     data = EpisodicDataModule(val=EpisodeSettings(ways=5, queries=15, episodes=5), eval_batch_size=100)
     model = PrototypicalNetwork(backbone="resnet20", backbone_args={"in_channels": 1})
     options = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    with pytest.warns(UserWarning, match="only 100 of the val split's 3024 images"):
+    with pytest.warns(UserWarning, match="evaluated on 96 of the val split's 3024 images"):
         pl.Trainer(limit_val_batches=1, **options).validate(model, datamodule=data, verbose=False)
-    assert model.results["val"]["images"] == 100
+    assert model.results["val"]["images"] == 96
     model.results.clear()
     data = EpisodicDataModule(val=EpisodeSettings(ways=50, queries=15, episodes=5), eval_batch_size=100)
     pl.Trainer(fast_dev_run=True, **options).validate(model, datamodule=data, verbose=False)

@@ -216,6 +216,9 @@ def test_wrong_channels_and_one_value_a_channel():
         ({"step_size": 0.0}, "positive and finite, got 0.0"),
         ({"step_size": float("nan")}, "positive and finite, got nan"),
         ({"step_size": -1}, "positive and finite, got -1"),
+        ({"eps": -1e-5}, "eps must be"),
+        ({"momentum": 1.5}, "momentum must be"),
+        ({"num_groups": "two"}, "num_groups='two'"),
     ],
 )
 def test_constructor_errors(options, words):
@@ -238,12 +241,19 @@ def test_a_batch_that_is_not_finite_leaves_the_state(bad):
     assert norm.num_batches_tracked == 2 and norm.num_batches_rejected == 1
 
 
-def test_a_step_that_would_not_be_finite_is_rejected():
-    norm = SWBN1d(32, criterion="kl", step_size=1e30)
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_a_step_that_would_not_be_finite_is_rejected(criterion):
+    norm = SWBN1d(32, criterion=criterion, step_size=1e30)
     x = torch.randn(64, 1) + 0.1 * torch.randn(64, 32)
     for _ in range(8):
         norm(x)
     assert norm.whitening_matrix.isfinite().all() and norm.num_batches_rejected > 0
+
+
+def test_a_norm_that_is_not_a_number_is_not_taken_for_zero():
+    # Fro: where W S W^T overflows with both signs, its norm is NaN; that step is no zero step.
+    w = torch.tensor([[[1e20, 2e20], [2e20, -1e20]]])
+    assert not WF.whitening_update(w, torch.eye(2)[None] * 1e20, 0.1, "fro").isfinite().all()
 
 
 def test_two_forwards_before_one_backward():
@@ -255,6 +265,27 @@ def test_two_forwards_before_one_backward():
     a.grad = None
     ((norm(a) ** 3).sum() + (norm(b) ** 3).sum()).backward()
     torch.testing.assert_close(a.grad, expected)
+
+
+def test_an_evaluation_forward_survives_a_training_forward_before_its_backward():
+    norm = SWBN1d(4, step_size=0.1)
+    norm(torch.randn(16, 4))
+    a = torch.randn(16, 4, requires_grad=True)
+    (norm.eval()(a) ** 3).sum().backward()
+    expected = a.grad.clone()
+    a.grad = None
+    y = norm(a)
+    norm.train()(torch.randn(16, 4))
+    (y**3).sum().backward()
+    assert torch.equal(a.grad, expected)
+
+
+def test_a_part_of_a_state_leaves_w_alone():
+    norm = SWBN1d(4, step_size=0.1)
+    norm(torch.randn(16, 4))
+    w = norm.whitening_matrix.clone()
+    norm.load_state_dict({"weight": torch.ones(4)}, strict=False)
+    assert torch.equal(norm.whitening_matrix, w) and norm.num_batches_tracked == 1
 
 
 def test_without_affine_and_without_running_statistics():

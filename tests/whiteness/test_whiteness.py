@@ -122,7 +122,12 @@ def test_measuring_leaves_modes_state_and_random_streams():
     expected = torch.rand(3), np.random.rand()
     torch.manual_seed(5)
     np.random.seed(5)
-    measure_whiteness(model, images)
+
+    def forward(x):
+        torch.rand(7), np.random.rand(3)  # a network that draws numbers in evaluation too
+        return model(x)
+
+    measure_whiteness(model, images, forward)
     assert torch.equal(torch.rand(3), expected[0]) and np.random.rand() == expected[1]
     assert [m.training for m in model.modules()] == modes
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
