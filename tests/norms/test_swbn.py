@@ -158,6 +158,32 @@ def test_state_stays_float32_in_half_precision(dtype, cast):
     assert norm.eval()(torch.randn(2, 4, 5, 5).to(dtype)).dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_made_in_half_precision_has_state_in_float32(dtype):
+    norm = SWBN2d(4, dtype=dtype)
+    assert norm.weight.dtype == dtype
+    assert norm.whitening_matrix.dtype == norm.running_mean.dtype == norm.running_var.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_over_samples_accumulate_in_float32(dtype):
+    x = (torch.randn(5000, 6) + torch.randn(5000, 1)).to(dtype)
+    exact = x.double().T @ x.double() / 5000  # of the rounded values: what is left is accumulation
+    assert (WF.covariance(x)[0].double() - exact).abs().max() < 1e-5
+    mean, variance = WF.moments(x)
+    assert (mean.double() - x.double().mean(0)).abs().max() < 1e-5
+    assert (variance.double() - x.double().var(0)).abs().max() < 1e-4
+
+
+def test_buffers_are_copied_into_and_never_replaced():
+    # What holds a buffer (a CUDA graph, another process's broadcast) must see the new W.
+    norm = SWBN2d(4, step_size=0.1)
+    held = {name: buffer for name, buffer in norm.named_buffers()}
+    norm(torch.randn(8, 4, 5, 5))
+    assert all(buffer is held[name] for name, buffer in norm.named_buffers())
+    assert not torch.equal(held["whitening_matrix"], torch.eye(4)[None])
+
+
 def test_casting_to_half_and_back_keeps_w_to_the_bit():
     norm = SWBN1d(4, step_size=1e-5)
     norm(torch.randn(64, 4))
