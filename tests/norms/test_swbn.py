@@ -168,8 +168,9 @@ def test_a_layer_made_in_half_precision_has_state_in_float32(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_over_samples_accumulate_in_float32(dtype):
     x = (torch.randn(5000, 6) + torch.randn(5000, 1)).to(dtype)
-    exact = x.double().T @ x.double() / 5000  # of the rounded values: what is left is accumulation
-    assert (WF.covariance(x)[0].double() - exact).abs().max() < 1e-5
+    # Of the rounded values, so that what is left is accumulation: of 2, float32 is 1e-5 off, 16 bits 1e-3 or more.
+    exact = x.double().T @ x.double() / 5000
+    assert (WF.covariance(x)[0].double() - exact).abs().max() < 1e-4
     mean, variance = WF.moments(x)
     assert (mean.double() - x.double().mean(0)).abs().max() < 1e-5
     assert (variance.double() - x.double().var(0)).abs().max() < 1e-4
@@ -178,7 +179,7 @@ def test_products_over_samples_accumulate_in_float32(dtype):
 def test_buffers_are_copied_into_and_never_replaced():
     # What holds a buffer (a CUDA graph, another process's broadcast) must see the new W.
     norm = SWBN2d(4, step_size=0.1)
-    held = {name: buffer for name, buffer in norm.named_buffers()}
+    held = dict(norm.named_buffers())
     norm(torch.randn(8, 4, 5, 5))
     assert all(buffer is held[name] for name, buffer in norm.named_buffers())
     assert not torch.equal(held["whitening_matrix"], torch.eye(4)[None])
