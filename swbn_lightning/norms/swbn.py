@@ -38,7 +38,7 @@ class SWBN(WhiteningNorm):
             paper keeps eta = 0.95. None for a plain average over all batches.
         affine: learnable gamma and beta.
         track_running_stats: keep running mean and variance for evaluation.
-        criterion: ``"fro"`` (the default: less sensitive to the step size, section 3.3) or ``"kl"``.
+        criterion: ``"fro"`` (the default: less sensitive to the step size, section 3.4) or ``"kl"``.
         step_size: alpha of W's step; 1e-5 as in the paper, over about 58,000 steps. What counts is
             ``step_size`` times the number of steps: a run of 1,000 steps needs a larger one.
         num_groups: whiten so many contiguous blocks of channels apart; 1 is the paper.
