@@ -5,13 +5,37 @@ Importing this loads torch alone: neither Lightning nor matplotlib, which one la
 
 from typing import TYPE_CHECKING, Any
 
-from swbn_lightning.norms import NormFactory, SWBN1d, SWBN2d, SWBN3d
+from swbn_lightning.norms import (
+    DBN1d,
+    DBN2d,
+    DBN3d,
+    IterNorm1d,
+    IterNorm2d,
+    IterNorm3d,
+    NormFactory,
+    SWBN1d,
+    SWBN2d,
+    SWBN3d,
+)
 
 if TYPE_CHECKING:
     from swbn_lightning.whiteness import WhitenessMonitor
 
 __version__ = "0.1.0"
-__all__ = ["NormFactory", "SWBN1d", "SWBN2d", "SWBN3d", "WhitenessMonitor", "__version__"]
+__all__ = [
+    "DBN1d",
+    "DBN2d",
+    "DBN3d",
+    "IterNorm1d",
+    "IterNorm2d",
+    "IterNorm3d",
+    "NormFactory",
+    "SWBN1d",
+    "SWBN2d",
+    "SWBN3d",
+    "WhitenessMonitor",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

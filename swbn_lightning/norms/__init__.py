@@ -1,6 +1,21 @@
 """Whitening normalisation layers and the factory that puts them into networks."""
 
+from swbn_lightning.norms.dbn import DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.factory import NormFactory, named_norms, norm_layer_types
+from swbn_lightning.norms.iternorm import IterNorm1d, IterNorm2d, IterNorm3d
 from swbn_lightning.norms.swbn import SWBN1d, SWBN2d, SWBN3d
 
-__all__ = ["NormFactory", "SWBN1d", "SWBN2d", "SWBN3d", "named_norms", "norm_layer_types"]
+__all__ = [
+    "DBN1d",
+    "DBN2d",
+    "DBN3d",
+    "IterNorm1d",
+    "IterNorm2d",
+    "IterNorm3d",
+    "NormFactory",
+    "SWBN1d",
+    "SWBN2d",
+    "SWBN3d",
+    "named_norms",
+    "norm_layer_types",
+]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.norms.functional import accumulation_dtype
+from swbn_lightning.norms.functional import accumulation_dtype, per_channel
 
 
 class WhiteningNorm(nn.Module):
@@ -20,15 +20,17 @@ class WhiteningNorm(nn.Module):
     """
 
     _version = 2  # as BatchNorm's: from 2 on a checkpoint has num_batches_tracked
-    _state = ("running_mean", "running_var", "whitening_matrix")
+    # What differs between the families: SWBN keeps a variance, and learns its matrix also without running statistics.
+    _statistics: tuple[str, ...] = ("running_mean", "running_var")
+    _learns_matrix = True
 
-    input_dims: tuple[int, ...]  # set by 1d, 2d, 3d
+    # Any number of spatial dimensions, as SyncBatchNorm takes it; the classes 1d, 2d, 3d say theirs.
+    input_dims: tuple[int, ...] = (2, 3, 4, 5)
     weight: Tensor | None
     bias: Tensor | None
     running_mean: Tensor | None
-    running_var: Tensor | None
     num_batches_tracked: Tensor | None
-    whitening_matrix: Tensor
+    whitening_matrix: Tensor | None
     num_batches_rejected: Tensor
 
     def __init__(
@@ -37,6 +39,7 @@ class WhiteningNorm(nn.Module):
         eps: float,
         momentum: float | None,
         affine: bool,
+        bias: bool,
         track_running_stats: bool,
         num_groups: int,
         sync: bool,
@@ -65,37 +68,37 @@ class WhiteningNorm(nn.Module):
 
         state_dtype = accumulation_dtype(dtype or torch.get_default_dtype())
         width = num_features // num_groups
-        if affine:
-            self.weight = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
-            self.bias = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
-        else:
-            self.register_parameter("weight", None)
-            self.register_parameter("bias", None)
-        for buffer in ("running_mean", "running_var"):
+        for parameter, wanted in (("weight", affine), ("bias", affine and bias)):
+            values = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if wanted else None
+            self.register_parameter(parameter, values)
+        for buffer in self._statistics:
             tracked = torch.empty(num_features, device=device, dtype=state_dtype)
             self.register_buffer(buffer, tracked if track_running_stats else None)
         counter = torch.empty((), device=device, dtype=torch.long)
         self.register_buffer("num_batches_tracked", counter if track_running_stats else None)
         matrix = torch.empty(num_groups, width, width, device=device, dtype=state_dtype)
-        self.register_buffer("whitening_matrix", matrix)
+        self.register_buffer("whitening_matrix", matrix if track_running_stats or self._learns_matrix else None)
         self.register_buffer("num_batches_rejected", torch.empty_like(counter), persistent=False)
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:
         """Mean 0, variance 1, W the identity, counters 0: everything that was learnt from batches."""
-        if self.running_mean is not None and self.running_var is not None:
-            self.running_mean.zero_()
-            self.running_var.fill_(1)
+        if self.track_running_stats:
+            for name in self._statistics:
+                getattr(self, name).fill_(1 if name == "running_var" else 0)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.zero_()
-        self.whitening_matrix.copy_(self._initial_matrix())
+        if self.whitening_matrix is not None:
+            w = self.whitening_matrix
+            w.copy_(torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w))
         self.num_batches_rejected.zero_()
 
     def reset_parameters(self) -> None:
         """Also gamma 1 and beta 0, as BatchNorm's."""
         self.reset_running_stats()
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             nn.init.ones_(self.weight)
+        if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
@@ -104,9 +107,30 @@ class WhiteningNorm(nn.Module):
             f"track_running_stats={self.track_running_stats}, num_groups={self.num_groups}, sync={self.sync}"
         )
 
-    def _initial_matrix(self) -> Tensor:
-        w = self.whitening_matrix
-        return torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w)
+    @torch.no_grad()
+    def affine_map(self) -> tuple[Tensor, Tensor]:
+        """What evaluation does, as ``y = A x + b``: gamma, W and the running statistics in one.
+
+        Returns:
+            ``A [num_groups, C/num_groups, C/num_groups]``, its blocks, and ``b [C]``; float64.
+
+        Raises:
+            InputError: without running statistics evaluation uses those of the batch, which is no such map.
+        """
+        if self.running_mean is None or self.whitening_matrix is None:
+            raise InputError(
+                f"{type(self).__name__} with track_running_stats=False uses the batch's own statistics in evaluation "
+                "too, so it is no fixed affine map; make it with track_running_stats=True."
+            )
+        a = self.whitening_matrix.double()
+        rows = (self.num_groups, -1, 1)
+        running_var = getattr(self, "running_var", None)
+        if running_var is not None:
+            a = a * torch.rsqrt(running_var.double() + self.eps).view(self.num_groups, 1, -1)
+        if self.weight is not None:
+            a = a * self.weight.double().view(rows)
+        shift = -(a @ self.running_mean.double().view(rows)).flatten()
+        return a, shift if self.bias is None else shift + self.bias.double()
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self.input_dims:
@@ -117,6 +141,36 @@ class WhiteningNorm(nn.Module):
                 f"{type(self).__name__}: expected {self.num_features} channels in dimension 1, "
                 f"got input of shape {tuple(x.shape)}"
             )
+        if not x.is_floating_point():
+            raise NotImplementedError(f"{type(self).__name__} takes floating point input, got {x.dtype}")
+
+    def _check_batch(self, x: Tensor, synchronized: bool) -> int:
+        """Values a channel in this process; BatchNorm's error where they have no statistics."""
+        count = num_samples(x)
+        if count == 1 and not synchronized:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
+        return count
+
+    def _forward_empty(self, x: Tensor) -> Tensor:
+        """An empty batch, as BatchNorm takes it: an empty output, zero gradients for gamma and beta, no step."""
+        weight, bias = (None if p is None else per_channel(p, x).to(x.dtype) for p in (self.weight, self.bias))
+        y = x.clone() if weight is None else x * weight
+        return y if bias is None else y + bias
+
+    def _update_running(self, accepted: Tensor, **batch: Tensor) -> None:
+        """Mix each of ``batch`` into the buffer of that name, unless the batch was rejected; count both cases.
+
+        No branch on the host, and buffers are only copied into: the graph may hold what they were made from.
+        """
+        self.num_batches_rejected += ~accepted
+        if self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += accepted
+        factor = self._average_factor()
+        for name, value in batch.items():
+            running = getattr(self, name)
+            mixed = torch.lerp(running, value.to(running.dtype), factor)
+            running.copy_(torch.where(accepted, mixed, running))
 
     def _average_factor(self) -> float | Tensor:
         """The share of the new batch in the running statistics; a plain average if momentum is None."""
@@ -127,7 +181,7 @@ class WhiteningNorm(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WhiteningNorm":
         # `.half()` and `.bfloat16()` cast weight and bias, but not the state: W would lose its small steps.
-        before = {name: getattr(self, name) for name in self._state}
+        before = {name: getattr(self, name) for name in (*self._statistics, "whitening_matrix")}
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = getattr(self, name)
@@ -141,14 +195,19 @@ class WhiteningNorm(nn.Module):
         # A BatchNorm checkpoint loads strictly: what it lacks is what it would have been there. A part of a state
         # (strict=False) leaves the rest as it is, W above all.
         whole = ("running_mean", "running_var") if self.track_running_stats else ("weight", "bias")
-        if all(prefix + name in state_dict for name in whole):
-            state_dict.setdefault(prefix + "whitening_matrix", self._matrix_for_batchnorm(state_dict, prefix))
+        missing = prefix + "whitening_matrix" not in state_dict
+        if missing and all(prefix + name in state_dict for name in whole):
+            if self.whitening_matrix is not None:
+                state_dict[prefix + "whitening_matrix"] = self._matrix_for_batchnorm(state_dict, prefix)
+            if "running_var" not in self._statistics:
+                state_dict.pop(prefix + "running_var", None)
             if self.track_running_stats and (local_metadata.get("version") or 0) < 2:
                 state_dict.setdefault(prefix + "num_batches_tracked", torch.tensor(0))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
         """The W with which this layer, evaluated, does what the BatchNorm in ``state_dict`` did."""
+        assert self.whitening_matrix is not None
         return torch.eye(self.whitening_matrix.shape[-1]).expand(self.whitening_matrix.shape).clone()
 
 

@@ -1,6 +1,7 @@
 """Statistics of one batch that is spread over several processes.
 
-Two collectives a layer and step forward (statistics, covariance), one backward.
+Two collectives a layer and step forward (statistics, covariance). Backward one where the covariance has no
+gradient (SWBN: W is a constant to the task), two where it has one (IterNorm, DBN).
 """
 
 from typing import Any
@@ -40,6 +41,7 @@ def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, T
     """
     # One value a channel has no unbiased variance; its centred sum of squares is 0.
     squares = variance * (count - 1) if count > 1 else torch.zeros_like(variance)
+    mean = _of_part(mean, count)
     counted = torch.cat([mean, squares, mean.new_tensor([count])])
     parts = _AllGather.apply(counted)
     d = mean.shape[0]
@@ -51,8 +53,35 @@ def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, T
     return merged_mean, merged_squares / (total - 1), total
 
 
+def _of_part(mean: Tensor, count: int) -> Tensor:
+    # A process may have an empty part, whose mean is NaN. Not a constant: its backward collective must be called too.
+    return mean if count else mean.nan_to_num()
+
+
+def merge_mean(mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean and count of the whole batch from those of each process's part; the gradient goes through."""
+    parts = _AllGather.apply(torch.cat([_of_part(mean, count), mean.new_tensor([count])]))
+    means, counts = parts[:, :-1], parts[:, -1:].detach()
+    total = counts.sum()
+    return (counts * means).sum(0) / total, total
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over all processes; so is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
 def merge_covariance(covariance: Tensor, count: int, total: Tensor) -> Tensor:
-    """The covariance of the whole batch from each process's; no gradient (W is a constant to the task)."""
-    merged = covariance * (count / total)
-    dist.all_reduce(merged)
-    return merged
+    """The covariance of the whole batch from each process's, centred by the whole batch's mean; with gradient."""
+    return _AllReduce.apply(covariance * (count / total))

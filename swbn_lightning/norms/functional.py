@@ -1,7 +1,8 @@
-"""The formulas of Stochastic Whitening Batch Normalization as pure functions.
+"""The formulas of the whitening layers as pure functions.
 
-Source: Zhang et al., *Stochastic Whitening Batch Normalization*, CVPR 2021, Algorithm 1 (training),
-Algorithm 3 (prediction), equations 1-3. The layers, their tests and the documentation all use these.
+Sources: Zhang et al., *Stochastic Whitening Batch Normalization*, CVPR 2021, Algorithm 1 (training),
+Algorithm 3 (prediction), equations 1-3; for its peers, Huang et al., *Iterative Normalization*, CVPR 2019, and
+Huang et al., *Decorrelated Batch Normalization*, CVPR 2018. Layers, tests and documentation all use these.
 
 Conventions. An activation is ``[N, C]`` or ``[N, C, ...]``: channels are dimension 1 and every other
 position is a sample, so ``n = N`` or ``N * L`` or ``N * H * W``. Matrices carry a leading group
@@ -10,10 +11,11 @@ size ``C`` or ``C x C`` is float32 or better, whatever the dtype of the activati
 """
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 Criterion = Literal["fro", "kl"]
@@ -73,15 +75,26 @@ def standardize_fixed(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e
     return F.batch_norm(x, mean.to(dtype), variance.to(dtype), training=False, eps=eps)
 
 
-def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
-    """``xs^T xs / n`` of standardised activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
+def batch_mean(x: Tensor) -> Tensor:
+    """Mean of each channel, ``[C]``."""
+    return x.to(accumulation_dtype(x.dtype)).mean([0, *range(2, x.dim())])
 
-    Divided by ``n``, not by ``n - 1``. The values of ``xs`` as they are, multiplied and summed in float32 or better.
+
+def center(x: Tensor, mean: Tensor) -> Tensor:
+    """``x - mean`` per channel: subtracted in the arithmetic of ``mean``, returned in the dtype of ``x``."""
+    return (x - per_channel(mean, x)).to(x.dtype)
+
+
+def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
+    """``xs^T xs / n`` of standardised (or centred) activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
+
+    Divided by ``n``, not by ``n - 1``; 0 for no samples. The values of ``xs`` as they are, multiplied and summed in
+    float32 or better.
     """
     channels = xs.shape[1]
     samples = xs.movedim(1, 0).reshape(num_groups, channels // num_groups, -1)
     samples = samples.to(accumulation_dtype(xs.dtype))
-    return torch.bmm(samples, samples.mT) / samples.shape[-1]
+    return torch.bmm(samples, samples.mT) / max(samples.shape[-1], 1)
 
 
 def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tensor:
@@ -134,8 +147,64 @@ def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: fl
     return (stepped + stepped.mT) / 2
 
 
+def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:
+    """``S^(-1/2)`` approximately, by Newton's iteration; the gradient goes through it.
+
+    ``P_0 = I``, ``P_k = (3 P_{k-1} - P_{k-1}^3 S / tr S) / 2``, result ``P_T / sqrt(tr S)``: Iterative
+    Normalization, Algorithm 1. Directions of small variance are whitened last: few iterations leave them correlated.
+
+    Args:
+        covariance: ``S``, symmetric and positive, ``[..., d, d]``.
+        num_iterations: ``T``; 5 as in the paper.
+    """
+    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    scaled = covariance / trace
+    p = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device).expand_as(covariance)
+    for _ in range(num_iterations):
+        p = 1.5 * p - 0.5 * (p @ p @ p @ scaled)
+    return p * torch.rsqrt(trace)
+
+
+def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
+    """``S^(-1/2) = U diag(1/sqrt(lambda)) U^T`` by eigendecomposition; the gradient goes through it.
+
+    The ZCA whitening of Decorrelated Batch Normalization. The gradient is that of the matrix function itself
+    (Daleckii and Krein 1965), in which no difference of eigenvalues is divided by: equal ones are no trouble.
+
+    Args:
+        covariance: ``S``, symmetric, ``[..., d, d]``.
+        floor: what no eigenvalue can be below (eps, when ``S = cov + eps I``): rounding can put it there.
+
+    Returns:
+        ``[..., d, d]``; NaN where ``S`` is not finite (the decomposition itself would raise an error).
+    """
+    finite = torch.isfinite(covariance).all(-1, keepdim=True).all(-2, keepdim=True)
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    w = _InverseSqrt.apply(torch.where(finite, covariance, eye), floor)
+    return torch.where(finite, w, torch.nan)
+
+
+class _InverseSqrt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, floor: float) -> Tensor:
+        values, vectors = torch.linalg.eigh(s)
+        roots = values.clamp(min=floor).sqrt()
+        ctx.save_for_backward(roots, vectors)
+        return (vectors / roots.unsqueeze(-2)) @ vectors.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        roots, vectors = ctx.saved_tensors
+        a, b = roots.unsqueeze(-1), roots.unsqueeze(-2)
+        # (1/a - 1/b) / (a^2 - b^2) for roots a, b; at a = b this is the derivative itself.
+        slopes = -1 / (a * b * (a + b))
+        inner = vectors.mT @ ((grad + grad.mT) / 2) @ vectors
+        return vectors @ (slopes * inner) @ vectors.mT, None
+
+
 def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``gamma * (W xs) + beta`` (Algorithm 1, steps 9 and 10), in the dtype and layout of ``xs``.
+    """``gamma * (W xs) + beta`` (SWBN's Algorithm 1, steps 9 and 10), in the dtype and layout of ``xs``.
 
     Gamma is folded into ``W``, so that it costs no pass over the activation.
 
@@ -154,9 +223,13 @@ def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Te
     if xs.dim() == 2:
         return F.conv1d(xs.unsqueeze(-1), matrix.unsqueeze(-1), bias, groups=groups).squeeze(-1)
     # A convolution of size one: the one product that keeps contiguous and channels_last as they are.
-    kernel = matrix.view(groups * width, width, *([1] * (xs.dim() - 2)))
-    convolution = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[xs.dim()]
-    return convolution(xs, kernel, bias, groups=groups)
+    if xs.dim() == 3:
+        return F.conv1d(xs, matrix.unsqueeze(-1), bias, groups=groups)
+    kernel = matrix[:, :, None, None]
+    if xs.dim() == 4:
+        return F.conv2d(xs, kernel, bias, groups=groups)
+    # On a CPU a 16-bit conv3d does not keep channels_last_3d; depth and height as one dimension is a view of both.
+    return F.conv2d(xs.flatten(2, 3), kernel, bias, groups=groups).unflatten(2, xs.shape[2:4])
 
 
 def _check_criterion(criterion: str) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm, num_samples
+from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 
 
@@ -44,6 +44,7 @@ class SWBN(WhiteningNorm):
         num_groups: whiten so many contiguous blocks of channels apart; 1 is the paper.
         sync: in a distributed run, use the statistics of the whole batch over all processes, so that W
             is the same on all of them. Two collectives a forward, one a backward.
+        bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
 
     Shape:
         1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
@@ -60,6 +61,9 @@ class SWBN(WhiteningNorm):
         RuntimeError: in ``forward`` for a wrong number of channels.
     """
 
+    running_var: Tensor | None
+    whitening_matrix: Tensor
+
     def __init__(
         self,
         num_features: int,
@@ -74,12 +78,15 @@ class SWBN(WhiteningNorm):
         step_size: float = 1e-5,
         num_groups: int = 1,
         sync: bool = True,
+        bias: bool = True,
     ) -> None:
         if criterion not in WF.CRITERIA:
             raise unknown_name("whitening criterion", criterion, WF.CRITERIA)
         if not (isinstance(step_size, int | float) and math.isfinite(step_size) and step_size > 0):
             raise InputError(f"step_size must be positive and finite, got {step_size!r}.")
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, num_groups, sync, device, dtype)
+        super().__init__(
+            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
+        )
         self.criterion = criterion
         self.step_size = float(step_size)
 
@@ -95,6 +102,8 @@ class SWBN(WhiteningNorm):
                 w = w.clone()
                 mean, variance = (None if value is None else value.clone() for value in (mean, variance))
             if mean is None or variance is None:
+                if self._check_batch(x, synchronized=False) == 0:
+                    return self._forward_empty(x)
                 xs, _, _ = WF.standardize_batch(x, self.eps)
             else:
                 xs = WF.standardize_fixed(x, mean, variance, self.eps)
@@ -104,10 +113,10 @@ class SWBN(WhiteningNorm):
         return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
 
     def _forward_training(self, x: Tensor) -> Tensor:
-        count = num_samples(x)
         synchronized = is_synchronized(self.sync)
-        if count < (1 if synchronized else 2):
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
+        count = self._check_batch(x, synchronized)
+        if count == 0 and not synchronized:
+            return self._forward_empty(x)
         total: Tensor | None = None
         if synchronized:
             mean, variance, total = merge_moments(*WF.moments(x), count)
@@ -132,14 +141,7 @@ class SWBN(WhiteningNorm):
         accepted = torch.isfinite(stepped).all() & torch.isfinite(mean).all() & torch.isfinite(variance).all()
         w = torch.where(accepted, stepped, old)
         old.copy_(w)
-        self.num_batches_rejected += ~accepted
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked += accepted
-            factor = self._average_factor()
-            for running, batch in ((self.running_mean, mean), (self.running_var, variance)):
-                assert running is not None
-                mixed = torch.lerp(running, batch.to(running.dtype), factor)
-                running.copy_(torch.where(accepted, mixed, running))
+        self._update_running(accepted, running_mean=mean, running_var=variance)
         return w
 
 

@@ -70,3 +70,64 @@ def correlated(rng, shape):
     x = np.moveaxis(np.tensordot(mixing, rng.normal(size=shape), axes=(1, 1)), 0, 1)
     scale = np.exp(rng.normal(size=d)).reshape(1, d, *[1] * (len(shape) - 2))
     return x * scale + 3 * scale
+
+
+class ReferenceBatchWhitening:
+    """IterNorm (Huang et al., CVPR 2019) and DBN (CVPR 2018), literally: X is d x n, eps on the covariance."""
+
+    def __init__(self, d, kind, eps=1e-5, momentum=0.1, groups=1, iterations=5):
+        self.kind, self.eps, self.momentum, self.groups, self.iterations = kind, eps, momentum, groups, iterations
+        self.mean = np.zeros(d)
+        self.matrices = [np.eye(d // groups) for _ in range(groups)]
+        self.gamma, self.beta = np.ones(d), np.zeros(d)
+
+    def batch(self, x):
+        """Output, mean and matrices of a batch; changes nothing."""
+        d, n = x.shape
+        mean = x.sum(axis=1) / n
+        k = d // self.groups
+        matrices = []
+        for g in range(self.groups):
+            centred = (x - mean[:, None])[g * k : (g + 1) * k]
+            sigma = centred @ centred.T / n + self.eps * np.eye(k)
+            matrices.append(self._newton(sigma) if self.kind == "iternorm" else self._zca(sigma))
+        return self._output(x, mean, matrices), mean, matrices
+
+    def train(self, x):
+        y, mean, matrices = self.batch(x)
+        self.mean = (1 - self.momentum) * self.mean + self.momentum * mean
+        self.matrices = [
+            (1 - self.momentum) * old + self.momentum * new for old, new in zip(self.matrices, matrices, strict=True)
+        ]
+        return y
+
+    def predict(self, x):
+        return self._output(x, self.mean, self.matrices)
+
+    def _newton(self, sigma):
+        normalized = sigma / np.trace(sigma)
+        p = np.eye(len(sigma))
+        for _ in range(self.iterations):
+            p = 0.5 * (3 * p - np.linalg.matrix_power(p, 3) @ normalized)
+        return p / np.sqrt(np.trace(sigma))
+
+    def _zca(self, sigma):
+        values, vectors = np.linalg.eigh(sigma)
+        return sum(np.outer(v, v) / np.sqrt(value) for value, v in zip(values, vectors.T, strict=True))
+
+    def _output(self, x, mean, matrices):
+        k = len(x) // self.groups
+        centred = x - mean[:, None]
+        white = np.concatenate([m @ centred[g * k : (g + 1) * k] for g, m in enumerate(matrices)])
+        return white * self.gamma[:, None] + self.beta[:, None]
+
+
+def central_difference(loss, array, place, h=1e-5):
+    """Derivative of ``loss()`` by one entry of ``array``."""
+    kept = array[place]
+    array[place] = kept + h
+    above = loss()
+    array[place] = kept - h
+    below = loss()
+    array[place] = kept
+    return (above - below) / (2 * h)

@@ -19,13 +19,22 @@ from swbn_lightning.norms import NormFactory, named_norms, norm_layer_types
         ("swbn", {"criterion": "kl", "step_size": 1e-3}, {"criterion": "kl", "step_size": 1e-3}),
         ("swbn-kl", {}, {"criterion": "kl", "step_size": 1e-5}),
         ("swbn-fro", {"num_groups": 2}, {"criterion": "fro", "num_groups": 2}),
+        ("iternorm", {"num_iterations": 7}, {"num_iterations": 7, "num_groups": 1}),
+        ("dbn", {}, {"num_groups": 1}),
+        ("dbn", {"num_groups": 4}, {"num_groups": 4}),
         ("bn", {"momentum": 0.2}, {"momentum": 0.2}),
+        ("in", {}, {"affine": True, "track_running_stats": False}),
+        ("gn", {}, {"num_groups": 8}),
+        ("gn", {"num_groups": 2, "eps": 0.1}, {"num_groups": 2, "eps": 0.1}),
+        ("ln", {"affine": False}, {"num_groups": 1, "affine": False}),
     ],
 )
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_names_and_options(name, options, attributes, ndim):
     layer = NormFactory(name, **options)(8, ndim)
-    assert type(layer).__name__ == f"{'SWBN' if 'swbn' in name else 'BatchNorm'}{ndim}d"
+    families = {"iternorm": "IterNorm", "dbn": "DBN", "bn": "BatchNorm", "in": "InstanceNorm"}
+    family = families.get(name, "SWBN")
+    assert type(layer).__name__.lstrip("_") == ("GroupNorm" if name in ("gn", "ln") else f"{family}{ndim}d")
     for key, value in attributes.items():
         assert getattr(layer, key) == value
     assert layer(torch.randn(4, 8, *[3] * ndim)).shape == (4, 8, *[3] * ndim)
@@ -44,13 +53,33 @@ def test_none_is_nothing():
     assert NormFactory("none")(3, 1)(x) is x
 
 
+@pytest.mark.parametrize(("features", "groups"), [(16, 16), (48, 24), (64, 32), (37, 1), (320, 32)])
+def test_group_norm_takes_the_largest_divisor_up_to_32(features, groups):
+    assert NormFactory("gn")(features).num_groups == groups
+    with pytest.raises(ValueError, match=f"gn: num_groups=33 does not divide num_features={features}"):
+        NormFactory("gn", num_groups=33)(features)
+
+
+def test_layer_norm_is_over_a_whole_sample():
+    x = torch.randn(3, 4, 5, 6)
+    torch.testing.assert_close(NormFactory("ln")(4)(x), nn.functional.layer_norm(x, x.shape[1:]))
+    y = torch.randn(3, 4)
+    torch.testing.assert_close(NormFactory("ln")(4, 1)(y), nn.functional.layer_norm(y, (4,)))
+
+
+def test_instance_norm_does_not_take_a_vector_for_a_sample():
+    # PyTorch's own reads [N, C] as one sample [C, L], silently where N = C.
+    with pytest.raises(ValueError, match="expected 3D input"):
+        NormFactory("in")(4, 1)(torch.randn(4, 4))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         (
             "swbn-frob",
             {},
-            "unknown norm 'swbn-frob'; did you mean 'swbn-fro'.*bn, none, swbn, swbn-fro, swbn-kl",
+            "unknown norm 'swbn-frob'; did you mean 'swbn-fro'.*bn, dbn, gn, in, iternorm, ln, none, swbn, swbn-fro",
         ),
         ("swbn", {"stepsize": 1}, "'stepsize'; did you mean 'step_size'.*momentum"),
         ("bn", {"step_size": 1}, "option of norm 'bn': 'step_size'.*momentum"),

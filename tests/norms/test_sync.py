@@ -7,17 +7,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from swbn_lightning import SWBN2d
+from swbn_lightning import DBN2d, IterNorm2d, SWBN2d
 from swbn_lightning.norms.distributed import merge_moments
 
-SPLITS = [(6, 6), (9, 3), (11, 1)]
+SPLITS = [(6, 6), (9, 3), (11, 1), (12, 0)]
+# Each: two layers; the collectives of a layer's forward and of its backward.
+FAMILIES = {
+    "swbn": ([SWBN2d(6, step_size=0.05, num_groups=2), SWBN2d(4, step_size=0.05, criterion="kl")], 2, 1),
+    "batch": ([IterNorm2d(6, num_groups=2), DBN2d(4)], 2, 2),
+}
+CASES = [(family, sizes) for family in FAMILIES for sizes in SPLITS]
 
 
-def network():
+def network(family):
     torch.manual_seed(0)
+    first, second = FAMILIES[family][0]
     return nn.Sequential(
-        nn.Conv2d(3, 6, 1), SWBN2d(6, step_size=0.05, num_groups=2),
-        nn.Conv2d(6, 4, 1), SWBN2d(4, step_size=0.05, criterion="kl"),
+        nn.Conv2d(3, 6, 1), copy.deepcopy(first), nn.Conv2d(6, 4, 1), copy.deepcopy(second)
     ).double()  # fmt: skip
 
 
@@ -39,7 +45,7 @@ def train(model, part):
     return y.detach(), x.grad, gradients, copy.deepcopy(model.state_dict())
 
 
-def work(rank, sizes, address, queue):
+def work(rank, address, queue):
     dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=2)
     torch.set_num_threads(1)
     calls = []
@@ -48,33 +54,42 @@ def work(rank, sizes, address, queue):
         setattr(
             dist, name, lambda *a, _original=original, _name=name, **k: (calls.append(_name), _original(*a, **k))[1]
         )
-    part = slice(0, sizes[0]) if rank == 0 else slice(sizes[0], 12)
-    result = train(network(), part)
-    queue.put((rank, result, calls))
+    for family, sizes in CASES:
+        calls.clear()
+        part = slice(0, sizes[0]) if rank == 0 else slice(sizes[0], 12)
+        queue.put((family, sizes, rank, train(network(family), part), len(calls)))
     queue.join()
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("sizes", SPLITS, ids=str)
-def test_two_processes_equal_one(sizes, tmp_path):
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """(family, sizes, rank) to what that process got; all cases in one pair of processes."""
     context = torch.multiprocessing.get_context("spawn")
     queue = context.JoinableQueue()
-    arguments = (sizes, tmp_path / "store", queue)
+    arguments = (tmp_path_factory.mktemp("sync") / "store", queue)
     processes = [context.Process(target=work, args=(rank, *arguments)) for rank in range(2)]
     for process in processes:
         process.start()
-    results = {}
-    for _ in processes:
-        rank, result, calls = queue.get(timeout=120)
-        results[rank] = copy.deepcopy(result)
-        # Two layers, three forwards of two collectives each, one backward of one.
-        assert calls.count("all_gather") == 6 and calls.count("all_reduce") == 6 + 2
-    for _ in processes:
+    found = {}
+    for _ in range(2 * len(CASES)):
+        *case, result, calls = queue.get(timeout=120)
+        found[tuple(case)] = copy.deepcopy(result), calls
         queue.task_done()
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    y, x_grad, gradients, state = train(network(), slice(0, 12))
+    return found
+
+
+@pytest.mark.parametrize(("family", "sizes"), CASES, ids=str)
+def test_two_processes_equal_one(results, family, sizes):
+    _, forward, backward = FAMILIES[family]
+    both = [results[family, sizes, rank] for rank in range(2)]
+    for _, calls in both:
+        assert calls == 2 * 3 * forward + 2 * backward  # two layers, three forwards, one backward
+    results = [result for result, _ in both]
+    y, x_grad, gradients, state = train(network(family), slice(0, 12))
     close = {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(torch.cat([results[0][0], results[1][0]]), y, **close)
     torch.testing.assert_close(torch.cat([results[0][1], results[1][1]]), x_grad, **close)

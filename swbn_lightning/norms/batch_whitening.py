@@ -1,0 +1,64 @@
+"""What IterNorm and DBN share: whitening by the covariance of the batch itself, with the gradient through it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_mean
+
+
+class BatchWhitening(WhiteningNorm):
+    """Centre, whiten by a matrix computed from the batch's covariance, scale and shift.
+
+    A family adds :meth:`_inverse_sqrt`. The running state is a mean and a whitening *matrix* (an average of the
+    batches' matrices, as in the public code of both papers), no variance.
+    """
+
+    _statistics = ("running_mean",)
+    _learns_matrix = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input(x)
+        # Under autocast the products would be cast again, and the state with them.
+        with torch.autocast(x.device.type, enabled=False):
+            mean, w = self.running_mean, self.whitening_matrix
+            if self.training or mean is None or w is None:
+                return self._forward_batch(x)
+            if torch.is_grad_enabled():
+                # The graph must not hold the buffers: a training forward before the backward would change them.
+                mean, w = mean.clone(), w.clone()
+            dtype = WF.accumulation_dtype(x.dtype)
+            return WF.whiten(WF.center(x, mean.to(dtype)), w, self.weight, self.bias)
+
+    def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
+        """``S^(-1/2)`` of ``[g, d, d]``."""
+        raise NotImplementedError
+
+    def _forward_batch(self, x: Tensor) -> Tensor:
+        synchronized = self.training and is_synchronized(self.sync)
+        count = self._check_batch(x, synchronized)
+        if count == 0 and not synchronized:
+            return self._forward_empty(x)
+        mean = WF.batch_mean(x)
+        total: Tensor | None = None
+        if synchronized:
+            mean, total = merge_mean(mean, count)
+        centred = WF.center(x, mean)
+        s = WF.covariance(centred, self.num_groups)
+        if total is not None:
+            s = merge_covariance(s, count, total)
+        s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+        w = self._inverse_sqrt(s)
+        if self.training:
+            with torch.no_grad():
+                accepted = torch.isfinite(w).all() & torch.isfinite(mean).all()
+                self._update_running(accepted, running_mean=mean, whitening_matrix=w)
+        return WF.whiten(centred, w, self.weight, self.bias)
+
+    def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
+        assert self.whitening_matrix is not None
+        variance = state_dict[prefix + "running_var"].to(self.whitening_matrix.dtype)
+        return torch.diag_embed(torch.rsqrt(variance + self.eps).view(self.num_groups, -1))

@@ -1,0 +1,96 @@
+"""Decorrelated Batch Normalization: the layers (CVPR 2018)."""
+
+import torch
+from torch import Tensor
+
+from swbn_lightning.errors import require_positive
+from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms.batch_whitening import BatchWhitening
+
+GROUP_WIDTH = 16  # channels a group at most, as Huang et al. (CVPR 2018) group them
+
+
+class DBN(BatchWhitening):
+    r"""Whiten a batch by its own covariance, exactly, by eigendecomposition in groups of channels (ZCA).
+
+    In training, for ``n`` samples of ``d`` channels (Huang et al., *Decorrelated Batch Normalization*, CVPR 2018)::
+
+        xc = x - mean;   S = xc^T xc / n + eps I = U diag(lambda) U^T
+        W  = U diag(1 / sqrt(lambda)) U^T
+        y  = gamma * (W xc) + beta
+
+    The gradient goes through mean, covariance and decomposition, and is finite also where eigenvalues are equal.
+    ``running <- (1 - momentum) * running + momentum * batch`` for the mean and for W; evaluation uses these two.
+    Without running statistics the batch's own are used in both modes. A batch that is not finite leaves the state
+    as it was and is counted in ``num_batches_rejected``. The decomposition waits for the host on a GPU, so this
+    layer cannot be captured in a CUDA graph.
+
+    Args:
+        num_features: ``d``, the channels.
+        eps: added to the covariance's diagonal; 1e-5.
+        momentum: share of the new batch in the running state, PyTorch's convention; 0.1 as BatchNorm's. None for
+            a plain average over all batches.
+        affine: learnable gamma and beta.
+        track_running_stats: keep running mean and whitening matrix for evaluation.
+        num_groups: whiten so many contiguous blocks of channels apart. None: blocks of the largest divisor of
+            ``num_features`` up to 16 channels; 1 is one block of all.
+        sync: in a distributed run, use the statistics of the whole batch over all processes. Two collectives a
+            forward, two a backward.
+        bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
+
+    Shape:
+        1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
+        shape, dtype and memory layout.
+
+    State: ``weight``, ``bias``, ``running_mean`` of ``[C]``, ``whitening_matrix`` of ``[num_groups, C/num_groups,
+    C/num_groups]``, ``num_batches_tracked``. All but weight and bias stay float32 under ``.half()``,
+    ``.bfloat16()`` and autocast.
+
+    Raises:
+        ValueError: in the constructor for a ``num_groups`` that does not divide ``num_features``; in ``forward``
+            for a wrong number of dimensions and for a single value a channel in training.
+        RuntimeError: in ``forward`` for a wrong number of channels.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        num_groups: int | None = None,
+        sync: bool = True,
+        bias: bool = True,
+    ) -> None:
+        require_positive(type(self).__name__, num_features=num_features)
+        if num_groups is None:
+            width = max(k for k in range(1, GROUP_WIDTH + 1) if num_features % k == 0)
+            num_groups = num_features // width
+        super().__init__(
+            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
+        )
+
+    def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
+        return WF.zca_inverse_sqrt(covariance, floor=self.eps)
+
+
+class DBN1d(DBN):
+    """:class:`DBN` for ``[N, C]`` or ``[N, C, L]``."""
+
+    input_dims = (2, 3)
+
+
+class DBN2d(DBN):
+    """:class:`DBN` for ``[N, C, H, W]``."""
+
+    input_dims = (4,)
+
+
+class DBN3d(DBN):
+    """:class:`DBN` for ``[N, C, D, H, W]``."""
+
+    input_dims = (5,)

@@ -1,0 +1,97 @@
+"""Iterative Normalization: the layers (CVPR 2019)."""
+
+import torch
+from torch import Tensor
+
+from swbn_lightning.errors import require_positive
+from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms.batch_whitening import BatchWhitening
+
+
+class IterNorm(BatchWhitening):
+    r"""Whiten a batch by its own covariance, whose inverse square root comes from Newton's iteration.
+
+    In training, for ``n`` samples of ``d`` channels (Huang et al., *Iterative Normalization: Beyond
+    Standardization towards Efficient Whitening*, CVPR 2019)::
+
+        xc = x - mean;   S = xc^T xc / n + eps I
+        P_0 = I;         P_k = (3 P_{k-1} - P_{k-1}^3 S / tr S) / 2
+        W  = P_T / sqrt(tr S)
+        y  = gamma * (W xc) + beta
+
+    The gradient goes through mean, covariance and iteration. ``running <- (1 - momentum) * running + momentum *
+    batch`` for the mean and for W; evaluation uses these two. Without running statistics the batch's own are used
+    in both modes. A batch that is not finite leaves the state as it was and is counted in ``num_batches_rejected``.
+
+    Args:
+        num_features: ``d``, the channels.
+        eps: added to the covariance's diagonal; 1e-5 as in the paper.
+        momentum: share of the new batch in the running state, PyTorch's convention; 0.1 as BatchNorm's. None for
+            a plain average over all batches.
+        affine: learnable gamma and beta.
+        track_running_stats: keep running mean and whitening matrix for evaluation.
+        num_iterations: ``T``; 5 as in the paper. More whiten directions of small variance further.
+        num_groups: whiten so many contiguous blocks of channels apart; 1 by default.
+        sync: in a distributed run, use the statistics of the whole batch over all processes. Two collectives a
+            forward, two a backward.
+        bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
+
+    Shape:
+        1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
+        shape, dtype and memory layout.
+
+    State: ``weight``, ``bias``, ``running_mean`` of ``[C]``, ``whitening_matrix`` of ``[num_groups, C/num_groups,
+    C/num_groups]``, ``num_batches_tracked``. All but weight and bias stay float32 under ``.half()``,
+    ``.bfloat16()`` and autocast.
+
+    Raises:
+        ValueError: in the constructor for a ``num_groups`` that does not divide ``num_features`` and for less than
+            one iteration; in ``forward`` for a wrong number of dimensions and for a single value a channel in
+            training.
+        RuntimeError: in ``forward`` for a wrong number of channels.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        num_iterations: int = 5,
+        num_groups: int = 1,
+        sync: bool = True,
+        bias: bool = True,
+    ) -> None:
+        require_positive(type(self).__name__, num_iterations=num_iterations)
+        super().__init__(
+            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
+        )
+        self.num_iterations = num_iterations
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, num_iterations={self.num_iterations}"
+
+    def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
+        return WF.newton_inverse_sqrt(covariance, self.num_iterations)
+
+
+class IterNorm1d(IterNorm):
+    """:class:`IterNorm` for ``[N, C]`` or ``[N, C, L]``."""
+
+    input_dims = (2, 3)
+
+
+class IterNorm2d(IterNorm):
+    """:class:`IterNorm` for ``[N, C, H, W]``."""
+
+    input_dims = (4,)
+
+
+class IterNorm3d(IterNorm):
+    """:class:`IterNorm` for ``[N, C, D, H, W]``."""
+
+    input_dims = (5,)

@@ -1,0 +1,150 @@
+"""IterNorm and DBN against float64 references, and where their public code fails."""
+
+import numpy as np
+import pytest
+import torch
+
+from swbn_lightning import DBN1d, DBN2d, DBN3d, IterNorm1d, IterNorm2d, IterNorm3d
+from swbn_lightning.norms import functional as WF
+from tests.norms.reference import ReferenceBatchWhitening, central_difference, correlated, from_columns, to_columns
+
+LAYERS = {"iternorm": (IterNorm1d, IterNorm2d, IterNorm3d), "dbn": (DBN1d, DBN2d, DBN3d)}
+SHAPES = [(40, 6), (12, 6, 5), (8, 6, 4, 5), (4, 6, 3, 2, 3)]
+KINDS = list(LAYERS)
+
+
+def make(kind, shape, groups=1, **options):
+    layer = LAYERS[kind][max(len(shape) - 3, 0)]
+    norm = layer(shape[1], num_groups=groups, dtype=torch.float64, **options)
+    rng = np.random.default_rng(1)
+    with torch.no_grad():
+        norm.weight.copy_(torch.from_numpy(rng.uniform(0.5, 2, shape[1])))
+        norm.bias.copy_(torch.from_numpy(rng.normal(size=shape[1])))
+    reference = ReferenceBatchWhitening(shape[1], kind, groups=groups)
+    reference.gamma, reference.beta = norm.weight.detach().numpy().copy(), norm.bias.detach().numpy().copy()
+    return norm, reference
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_and_evaluation_follow_the_reference(kind, shape, groups):
+    norm, reference = make(kind, shape, groups)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        x = correlated(rng, shape)
+        y = norm(torch.from_numpy(x)).detach().numpy()
+        np.testing.assert_allclose(y, from_columns(reference.train(to_columns(x)), shape), atol=1e-8)
+    np.testing.assert_allclose(norm.running_mean.numpy(), reference.mean, rtol=1e-10)
+    np.testing.assert_allclose(norm.whitening_matrix.numpy(), np.stack(reference.matrices), rtol=1e-8, atol=1e-10)
+    assert norm.num_batches_tracked == 5
+    x = correlated(rng, shape)
+    y = norm.eval()(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(y, from_columns(reference.predict(to_columns(x)), shape), atol=1e-9)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_go_through_the_whitening(kind, shape, groups, training):
+    norm, reference = make(kind, shape, groups)
+    rng = np.random.default_rng(2)
+    first = correlated(rng, shape)
+    norm(torch.from_numpy(first)), reference.train(to_columns(first))
+    x = rng.normal(size=shape) + 0.5 * rng.normal(size=(shape[0], 1, *shape[2:])) + 3
+    upstream = rng.normal(size=shape)
+    tensor = torch.from_numpy(x).requires_grad_()
+    norm.train(training)(tensor).backward(torch.from_numpy(upstream))
+
+    def loss():
+        y = reference.batch(to_columns(x))[0] if training else reference.predict(to_columns(x))
+        return (from_columns(y, shape) * upstream).sum()
+
+    for place in rng.choice(x.size, 25, replace=False):
+        index = np.unravel_index(place, shape)
+        expected = central_difference(loss, x, index)
+        assert tensor.grad.numpy()[index] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    for channel in range(shape[1]):
+        gamma, beta = (central_difference(loss, array, channel) for array in (reference.gamma, reference.beta))
+        assert norm.weight.grad[channel].item() == pytest.approx(gamma, rel=1e-6, abs=1e-7)
+        assert norm.bias.grad[channel].item() == pytest.approx(beta, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("iternorm", {"num_iterations": 25}), ("dbn", {})])
+def test_groups_of_very_different_scale_come_out_white_each(kind, options):
+    rng = np.random.default_rng(0)
+    shape = (64, 9, 4, 4)
+    x = rng.normal(size=shape) + 0.7 * rng.normal(size=(64, 1, 4, 4))
+    x *= np.repeat([1e-2, 1.0, 1e4], 3).reshape(1, 9, 1, 1)
+    norm = LAYERS[kind][1](9, num_groups=3, eps=0.0, affine=False, **options)
+    y = to_columns(norm(torch.from_numpy(x).float()).double().numpy())
+    for block in y.reshape(3, 3, -1):
+        np.testing.assert_allclose(block @ block.T / block.shape[1], np.eye(3), atol=2e-3)
+    # Not one projection for all: across groups the channels stay correlated.
+    assert abs(y[0] @ y[8] / y.shape[1]) > 0.05
+
+
+def test_five_iterations_leave_what_the_paper_says_they_do():
+    # Of S = diag(1, .01): the wide direction is white, the narrow one not yet; 30 iterations whiten both.
+    s = torch.diag(torch.tensor([1.0, 0.01], dtype=torch.float64))
+    for iterations, narrow in ((5, (0.2, 0.9)), (30, (0.999, 1.001))):
+        p = WF.newton_inverse_sqrt(s, iterations)
+        whitened = (p @ s @ p).diagonal()
+        assert whitened[0] == pytest.approx(1, abs=2e-2)
+        assert narrow[0] < whitened[1] < narrow[1]
+
+
+def test_zca_is_the_inverse_root_and_its_gradient_is_right():
+    torch.manual_seed(0)
+    root = torch.randn(3, 5, 5, dtype=torch.float64)
+    s = root @ root.mT + 0.1 * torch.eye(5, dtype=torch.float64)
+    w = WF.zca_inverse_sqrt(s)
+    torch.testing.assert_close(w @ s @ w, torch.eye(5, dtype=torch.float64).expand(3, 5, 5))
+    torch.testing.assert_close(w, w.mT)
+
+    def symmetric(values):
+        return WF.zca_inverse_sqrt((values + values.mT) / 2)
+
+    assert torch.autograd.gradcheck(symmetric, s.requires_grad_())
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-12, 1e-7])
+def test_dbn_gradient_is_finite_and_right_where_eigenvalues_are_equal(gap):
+    # Around S = c I the derivative of S^(-1/2) is -c^(-3/2) / 2 times the identity map.
+    s = torch.diag(torch.tensor([4.0, 4.0 + gap, 4.0 - gap], dtype=torch.float64)).requires_grad_()
+    upstream = torch.randn(3, 3, dtype=torch.float64)
+    WF.zca_inverse_sqrt(s).backward(upstream)
+    torch.testing.assert_close(s.grad, -(4**-1.5) / 2 * (upstream + upstream.T) / 2)
+    x = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]]).requires_grad_()  # white already
+    (DBN1d(2)(x) ** 3).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_dbn_stays_finite_where_rounding_makes_an_eigenvalue_negative():
+    torch.manual_seed(0)
+    x = torch.randn(64, 1) * 1e4 + torch.randn(64, 8) * 1e-3  # rank one in float32
+    norm = DBN1d(8)
+    x.requires_grad_()
+    y = norm(x)
+    y.sum().backward()
+    assert y.isfinite().all() and x.grad.isfinite().all() and norm.whitening_matrix.isfinite().all()
+
+
+@pytest.mark.parametrize(("features", "groups"), [(64, 4), (16, 1), (10, 1), (34, 17), (24, 2), (17, 17)])
+def test_dbn_groups_by_the_largest_divisor_up_to_16(features, groups):
+    assert DBN2d(features).num_groups == groups
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors(kind):
+    layer = LAYERS[kind][1]
+    with pytest.raises(ValueError, match="num_groups=4 .* num_features=6"):
+        layer(6, num_groups=4)
+    with pytest.raises(ValueError, match="num_features must be an integer of at least 1, got 0"):
+        layer(0)
+
+
+def test_iterations_must_be_positive():
+    with pytest.raises(ValueError, match="IterNorm2d: num_iterations must be an integer of at least 1, got 0"):
+        IterNorm2d(4, num_iterations=0)

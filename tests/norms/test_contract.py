@@ -1,0 +1,317 @@
+"""What every whitening layer must honour to stand where BatchNorm stands."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from swbn_lightning import NormFactory
+
+NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
+SHAPES = {1: [(40, 6), (12, 6, 5)], 2: [(8, 6, 4, 5)], 3: [(4, 6, 3, 2, 3)]}
+BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+CASES = [(name, ndim, shape) for name in NAMES for ndim, shapes in SHAPES.items() for shape in shapes]
+PER_DIM = [(name, ndim) for name in NAMES for ndim in SHAPES]
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+PRECISIONS = {
+    "float32": (torch.float32, lambda norm: norm, 1e-4),
+    "float64": (torch.float64, lambda norm: norm.double(), 1e-9),
+    "bfloat16": (torch.bfloat16, lambda norm: norm.bfloat16(), 0.1),
+    "half": (torch.float16, lambda norm: norm.half(), 2e-2),
+    "autocast": (torch.float16, lambda norm: norm, 2e-2),
+}
+
+
+def make(name, ndim=2, features=6, **options):
+    step = {"step_size": 0.1} if name.startswith("swbn") else {}
+    return NormFactory(name, **step, **options)(features, ndim)
+
+
+def like(norm, shape, features=6):
+    """Input that is correlated across channels and not centred."""
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    return x + 0.5 * torch.randn(shape[0], 1, *shape[2:], dtype=torch.float64) + 1
+
+
+def state(norm):
+    return {name: value for name, value in norm.named_buffers() if value.is_floating_point()}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("name", "ndim", "shape"), CASES)
+def test_every_way_it_can_be_used(name, ndim, shape, precision):
+    dtype, cast, tolerance = PRECISIONS[precision]
+    flags = [True, False]
+    layouts = [torch.contiguous_format, *([CHANNELS_LAST[len(shape)]] if len(shape) in CHANNELS_LAST else [])]
+    for affine, tracking, training, layout in itertools.product(flags, flags, flags, layouts):
+        torch.manual_seed(0)
+        groups = {} if affine else {"num_groups": 2}  # either way once for each of the others
+        norm = make(name, ndim, affine=affine, track_running_stats=tracking, **groups)
+        norm(like(norm, shape).float())  # so that evaluation has something to use
+        exact = copy.deepcopy(norm).double().train(training)
+        norm = cast(norm).train(training)
+        x = like(norm, shape).to(dtype).contiguous(memory_format=layout).requires_grad_()
+        with torch.autocast("cpu", torch.float16, enabled=precision == "autocast"):
+            y = norm(x)
+        y.float().square().sum().backward()
+
+        assert y.dtype == dtype and x.grad.dtype == dtype
+        assert y.shape == x.shape and y.is_contiguous(memory_format=layout)
+        assert y.isfinite().all() and x.grad.isfinite().all()
+        expected = exact(x.detach().double())
+        torch.testing.assert_close(y.double(), expected, atol=tolerance, rtol=tolerance)
+        wanted = torch.float64 if precision == "float64" else torch.float32
+        assert all(value.dtype == wanted and value.isfinite().all() for value in state(norm).values())
+        for key, value in state(exact).items():
+            torch.testing.assert_close(state(norm)[key].double(), value, atol=tolerance / 2, rtol=tolerance)
+        for parameter in norm.parameters():
+            assert parameter.dtype == (torch.float32 if precision == "autocast" else dtype)
+            assert parameter.grad.dtype == parameter.dtype and parameter.grad.isfinite().all()
+
+
+def caught(norm, x):
+    with pytest.raises(Exception) as error:
+        norm(x)
+    return type(error.value), str(error.value)
+
+
+@pytest.mark.parametrize(("name", "ndim"), PER_DIM)
+def test_errors_are_batchnorms(name, ndim):
+    norm, batch_norm = make(name, ndim), BATCH_NORM[ndim](6)
+    for rank in range(1, 7):
+        if rank not in norm.input_dims:
+            x = torch.randn(2, 6, 3, 3, 3, 3)[(0,) * (6 - rank)]
+            assert caught(norm, x) == caught(batch_norm, x)
+    x = torch.randn(2, 5, *[3] * ndim)
+    kind, message = caught(norm, x)
+    assert kind is caught(batch_norm, x)[0] and "expected 6 channels" in message and "(2, 5, 3" in message
+    one = torch.randn(1, 6, *[1] * ndim)
+    assert caught(norm, one) == caught(batch_norm, one)
+    norm.eval()(one), batch_norm.eval()(one)
+    untracked, theirs = (m.eval() for m in (make(name, ndim, track_running_stats=False),
+                                            BATCH_NORM[ndim](6, track_running_stats=False)))  # fmt: skip
+    assert caught(untracked, one) == caught(theirs, one)
+    integers = torch.ones(4, 6, *[3] * ndim, dtype=torch.long)
+    assert caught(norm, integers)[0] is caught(batch_norm, integers)[0]
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"num_groups": 4}, r"num_groups=4 .* num_features=6"),
+    ({"num_groups": 0}, "num_groups=0"),
+    ({"num_groups": "two"}, "num_groups='two'"),
+    ({"eps": -1e-5}, "eps must be"),
+    ({"momentum": 1.5}, "momentum must be"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", NAMES)
+def test_constructor_errors(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        make(name, **options)
+
+
+@pytest.mark.parametrize("tracking", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "ndim"), PER_DIM)
+def test_an_empty_batch_is_taken_as_batchnorm_takes_it(name, ndim, training, tracking):
+    norm = make(name, ndim, track_running_stats=tracking)
+    norm(like(norm, (8, 6, *[3] * ndim)).float())
+    norm.train(training)
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(0, 6, *[3] * ndim, requires_grad=True)
+    y = norm(x)
+    y.sum().backward()
+    assert y.shape == x.shape and x.grad.shape == x.shape
+    assert torch.equal(norm.weight.grad, torch.zeros(6)) and torch.equal(norm.bias.grad, torch.zeros(6))
+    assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_momentum_none_is_the_plain_average(name):
+    norm, batch_norm = make(name, 1, 3, momentum=None), nn.BatchNorm1d(3, momentum=None)
+    for _ in range(4):
+        x = torch.randn(20, 3) * 2 + 1
+        norm(x), batch_norm(x)
+    torch.testing.assert_close(norm.running_mean, batch_norm.running_mean)
+    if name.startswith("swbn"):
+        torch.testing.assert_close(norm.running_var, batch_norm.running_var)
+    assert norm.num_batches_tracked == batch_norm.num_batches_tracked
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracking", [True, False])
+@pytest.mark.parametrize(("name", "ndim"), PER_DIM)
+def test_a_batchnorm_checkpoint_loads_strictly_and_gives_the_same_output(name, ndim, affine, tracking):
+    batch_norm = BATCH_NORM[ndim](5, eps=1e-5, affine=affine, track_running_stats=tracking)
+    shape = (8, 5, *[4] * ndim)
+    for _ in range(3):
+        batch_norm(torch.randn(shape) * torch.rand(5).view(1, 5, *[1] * ndim) * 3 + 1)
+    if affine:
+        nn.init.normal_(batch_norm.weight)
+    norm = make(name, ndim, 5, eps=1e-5, affine=affine, track_running_stats=tracking)
+    norm(torch.randn(shape))
+    if tracking or affine:
+        loaded = norm.load_state_dict(batch_norm.state_dict())
+        assert not loaded.missing_keys and not loaded.unexpected_keys
+    if tracking:
+        x = torch.randn(shape)
+        torch.testing.assert_close(norm.eval()(x), batch_norm.eval()(x), atol=1e-5, rtol=1e-5)
+        with pytest.raises(RuntimeError, match="running_mean"):
+            norm.load_state_dict({k: v for k, v in batch_norm.state_dict().items() if k != "running_mean"})
+    whole = nn.Sequential(nn.Conv2d(5, 5, 1), norm)  # as a part of a network too
+    whole.load_state_dict(nn.Sequential(nn.Conv2d(5, 5, 1), batch_norm).state_dict(), strict=tracking or affine)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_is_what_the_documentation_names(name):
+    own = {"running_var"} if name.startswith("swbn") else set()
+    kept = {"running_mean", "num_batches_tracked", "whitening_matrix"} | own
+    norm = make(name, num_groups=2)
+    assert set(norm.state_dict()) == {"weight", "bias"} | kept
+    assert norm.whitening_matrix.shape == (2, 3, 3)
+    assert set(make(name, bias=False).state_dict()) == {"weight"} | kept
+    bare = make(name, affine=False, track_running_stats=False)
+    assert set(bare.state_dict()) == ({"whitening_matrix"} if own else set())
+    x = like(bare, (8, 6, 5, 5))
+    torch.testing.assert_close(bare.eval()(x), bare(x))  # the batch's own statistics
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_casting_to_half_and_back_keeps_the_state_to_the_bit(name):
+    norm = make(name)
+    norm(like(norm, (8, 6, 5, 5)).float())
+    before = copy.deepcopy(state(norm))
+    norm.half()
+    assert norm.weight.dtype == torch.float16
+    assert all(torch.equal(value, before[key]) for key, value in state(norm.float()).items())
+    assert all(value.dtype == torch.float64 for value in state(norm.double()).values())
+    made = make(name, dtype=torch.bfloat16)
+    assert made.weight.dtype == torch.bfloat16
+    assert all(value.dtype == torch.float32 for value in state(made).values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_buffers_are_copied_into_and_never_replaced(name):
+    # What holds a buffer (a CUDA graph, another process's broadcast) must see the new values.
+    norm = make(name)
+    held = dict(norm.named_buffers())
+    norm(like(norm, (8, 6, 5, 5)).float())
+    assert all(buffer is held[key] for key, buffer in norm.named_buffers())
+    assert not torch.equal(held["whitening_matrix"], torch.eye(6).expand_as(held["whitening_matrix"]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_that_is_not_finite_leaves_the_state(name, bad):
+    norm = make(name)
+    norm(torch.randn(4, 6, 5, 5))
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(4, 6, 5, 5)
+    x[0, 1, 2, 2] = bad
+    assert not norm(x).isfinite().all()  # as BatchNorm: the loss shows it
+    for key, value in norm.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    assert norm.num_batches_rejected == 1
+    norm(torch.randn(4, 6, 5, 5))
+    assert norm.num_batches_tracked == 2 and norm.num_batches_rejected == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_forwards_before_one_backward(name):
+    norm = make(name, 1)
+    a, b = torch.randn(16, 6, requires_grad=True), torch.randn(16, 6, requires_grad=True)
+    alone = copy.deepcopy(norm)
+    (alone(a) ** 3).sum().backward()
+    expected = a.grad.clone()
+    a.grad = None
+    ((norm(a) ** 3).sum() + (norm(b) ** 3).sum()).backward()
+    torch.testing.assert_close(a.grad, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_evaluation_forward_survives_a_training_forward_before_its_backward(name):
+    norm = make(name, 1)
+    norm(torch.randn(16, 6))
+    a = torch.randn(16, 6, requires_grad=True)
+    (norm.eval()(a) ** 3).sum().backward()
+    expected = a.grad.clone()
+    a.grad = None
+    y = norm(a)
+    norm.train()(torch.randn(16, 6))
+    (y**3).sum().backward()
+    assert torch.equal(a.grad, expected)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_pickles_and_state_dicts_are_their_own(name, groups):
+    norm = make(name, num_groups=groups)
+    norm(torch.randn(8, 6, 5, 5))
+    other = make(name, num_groups=groups)
+    other.load_state_dict(norm.state_dict())
+    twins = copy.deepcopy(norm), pickle.loads(pickle.dumps(norm)), other
+    learnt = norm.whitening_matrix.clone()
+    norm(torch.randn(8, 6, 5, 5) * torch.arange(1, 7).view(1, 6, 1, 1))
+    assert not torch.equal(norm.whitening_matrix, learnt)
+    for twin in twins:
+        assert torch.equal(twin.whitening_matrix, learnt)
+        twin.load_state_dict(norm.state_dict())
+        assert torch.equal(twin.whitening_matrix, norm.whitening_matrix)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_part_of_a_state_leaves_w_alone(name):
+    norm = make(name, 1)
+    norm(torch.randn(16, 6))
+    w = norm.whitening_matrix.clone()
+    norm.load_state_dict({"weight": torch.ones(6)}, strict=False)
+    assert torch.equal(norm.whitening_matrix, w) and norm.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("tracking", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_reset_and_meta_device(name, tracking):
+    norm = make(name, track_running_stats=tracking)
+    fresh = copy.deepcopy(norm)
+    norm(torch.randn(8, 6, 5, 5))
+    nn.init.normal_(norm.weight)
+    norm.reset_parameters()
+    with torch.device("meta"):
+        meta = make(name, track_running_stats=tracking)
+    for made in (make(name, track_running_stats=tracking, device="meta"), meta):
+        assert all(value.is_meta for value in made.state_dict().values())
+        made.to_empty(device="cpu").reset_parameters()
+        for key, value in fresh.state_dict().items():
+            assert torch.equal(made.state_dict()[key], value) and torch.equal(norm.state_dict()[key], value)
+    assert torch.equal(made(like(made, (8, 6, 3, 3)).float()), fresh(like(fresh, (8, 6, 3, 3)).float()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_repr_says_what_it_was_made_with(name):
+    text = repr(make(name, eps=0.25, momentum=None, affine=False, num_groups=3, sync=False))
+    assert text.startswith(type(make(name)).__name__ + "(6, eps=0.25, momentum=None, affine=False")
+    for words in ("track_running_stats=True", "num_groups=3", "sync=False"):
+        assert words in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mean", [0.0, 300.0])
+def test_float32_stays_near_float64_even_far_from_zero_mean(name, mean):
+    x = like(None, (64, 6, 6, 6)) + mean
+    exact, single = make(name).double(), make(name)
+    error = (single(x.float()) - exact(x)).abs().max()
+    assert error < (2e-5 if mean == 0 else 1e-3)  # at 300 deviations float32's own rounding is 2e-5 and more
+    torch.testing.assert_close(single.whitening_matrix.double(), exact.whitening_matrix, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_class_without_a_number_of_dimensions_takes_any(name):
+    norm = make(name, None)
+    for ndim, shapes in SHAPES.items():
+        for shape in shapes:
+            x = like(norm, shape).float()
+            torch.testing.assert_close(copy.deepcopy(norm)(x), make(name, ndim)(x))
+    with pytest.raises(ValueError, match="expected 2D or 3D or 4D or 5D input"):
+        norm(torch.randn(6))
