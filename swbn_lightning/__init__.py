@@ -16,6 +16,9 @@ from swbn_lightning.norms import (
     SWBN1d,
     SWBN2d,
     SWBN3d,
+    append_norm,
+    convert_norms,
+    revert_norms,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ __all__ = [
     "SWBN3d",
     "WhitenessMonitor",
     "__version__",
+    "append_norm",
+    "convert_norms",
+    "revert_norms",
 ]
 
 

@@ -1,5 +1,6 @@
 """Whitening normalisation layers and the factory that puts them into networks."""
 
+from swbn_lightning.norms.convert import append_norm, convert_norms, revert_norms
 from swbn_lightning.norms.dbn import DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.factory import NormFactory, named_norms, norm_layer_types
 from swbn_lightning.norms.iternorm import IterNorm1d, IterNorm2d, IterNorm3d
@@ -16,6 +17,9 @@ __all__ = [
     "SWBN1d",
     "SWBN2d",
     "SWBN3d",
+    "append_norm",
+    "convert_norms",
     "named_norms",
     "norm_layer_types",
+    "revert_norms",
 ]

@@ -101,6 +101,14 @@ class WhiteningNorm(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
+        """``[C]``: the running variance that a BatchNorm in this layer's place would have.
+
+        Args:
+            batchnorm_state: the state dict of the BatchNorm that this layer was made from.
+        """
+        return self.get_buffer("running_var")
+
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
@@ -208,7 +216,8 @@ class WhiteningNorm(nn.Module):
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
         """The W with which this layer, evaluated, does what the BatchNorm in ``state_dict`` did."""
         assert self.whitening_matrix is not None
-        return torch.eye(self.whitening_matrix.shape[-1]).expand(self.whitening_matrix.shape).clone()
+        w = self.whitening_matrix
+        return torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w).clone()
 
 
 def num_samples(x: Tensor) -> int:

@@ -58,6 +58,13 @@ class BatchWhitening(WhiteningNorm):
                 self._update_running(accepted, running_mean=mean, whitening_matrix=w)
         return WF.whiten(centred, w, self.weight, self.bias)
 
+    def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
+        w = self.get_buffer("whitening_matrix")
+        if torch.equal(w, self._matrix_for_batchnorm(batchnorm_state, "")):
+            return batchnorm_state["running_var"]  # to the bit, while nothing was learnt
+        # W = S^(-1/2) with S = cov + eps I, nearly: the matrices' average is not the root of the average.
+        return ((torch.linalg.inv(w @ w)).diagonal(dim1=-2, dim2=-1) - self.eps).clamp(min=0).flatten()
+
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
         assert self.whitening_matrix is not None
         variance = state_dict[prefix + "running_var"].to(self.whitening_matrix.dtype)

@@ -152,16 +152,22 @@ def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:
 
     ``P_0 = I``, ``P_k = (3 P_{k-1} - P_{k-1}^3 S / tr S) / 2``, result ``P_T / sqrt(tr S)``: Iterative
     Normalization, Algorithm 1. Directions of small variance are whitened last: few iterations leave them correlated.
+    Computed as the coupled iteration ``T = (3 I - P Y) / 2``, ``Y <- Y T``, ``P <- T P`` from ``Y = S / tr S``: the
+    same ``P_k`` and as many products, but stable. The form above amplifies rounding where the largest eigenvalue is
+    more than nine times the smallest (Higham, *Functions of Matrices*, 2008, chapter 6) and then diverges.
 
     Args:
         covariance: ``S``, symmetric and positive, ``[..., d, d]``.
         num_iterations: ``T``; 5 as in the paper.
     """
     trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    scaled = covariance / trace
-    p = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device).expand_as(covariance)
-    for _ in range(num_iterations):
-        p = 1.5 * p - 0.5 * (p @ p @ p @ scaled)
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    y = covariance / trace
+    p = half = 1.5 * eye - 0.5 * y
+    for _ in range(num_iterations - 1):
+        y = y @ half
+        half = 1.5 * eye - 0.5 * (p @ y)
+        p = half @ p
     return p * torch.rsqrt(trace)
 
 

@@ -95,6 +95,16 @@ def test_five_iterations_leave_what_the_paper_says_they_do():
         assert narrow[0] < whitened[1] < narrow[1]
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-10)])
+def test_many_iterations_stay_at_the_root(dtype, tolerance):
+    # The iteration as printed is unstable here: 25 steps of it end at 1e4 and more.
+    torch.manual_seed(0)
+    q, _ = torch.linalg.qr(torch.randn(8, 8, dtype=dtype))
+    s = q @ torch.diag(torch.logspace(0, 2, 8, dtype=dtype)) @ q.T
+    p = WF.newton_inverse_sqrt(s, 60)
+    assert (p @ s @ p - torch.eye(8, dtype=dtype)).abs().max() < tolerance
+
+
 def test_zca_is_the_inverse_root_and_its_gradient_is_right():
     torch.manual_seed(0)
     root = torch.randn(3, 5, 5, dtype=torch.float64)

@@ -1,0 +1,340 @@
+"""Putting another normalisation into a finished network, and taking it out again."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+
+from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.norms.factory import NormFactory
+
+# SyncBatchNorm does not say how many dimensions its input has; None asks for a layer that does not either.
+_NDIM: dict[type[nn.Module], int | None] = {
+    nn.BatchNorm1d: 1,
+    nn.BatchNorm2d: 2,
+    nn.BatchNorm3d: 3,
+    nn.SyncBatchNorm: None,
+}
+_HOOKS = tuple(name for name in nn.Module().__dict__ if "hook" in name and "state_dict" not in name)
+_ORIGINAL = "_converted_from"  # the BatchNorm that stood here, in a tuple, so that it is no submodule
+
+
+def convert_norms(
+    model: nn.Module, factory: NormFactory, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
+) -> nn.Module:
+    """Replace BatchNorm layers by the factory's, in place.
+
+    BatchNorm1d/2d/3d, SyncBatchNorm and the lazy ones (which turn into the new layer when their first input tells
+    the channels). A replaced layer keeps its parameters (the same objects, so an optimiser made before stays right),
+    running statistics, eps and momentum (unless the factory names them), device, training mode, hooks and names in
+    the state dict; a whitening layer starts with the W with which the network's output in evaluation is the old one.
+    timm's layers with an activation inside become a :class:`NormAct`. Other normalisations are left as they are.
+
+    The paper's placements (Zhang et al., CVPR 2021)::
+
+        convert_norms(model, factory)                                 # every layer: section 4.1, ResNeXt, few-shot
+        convert_norms(model, factory, exclude=["*downsample*"])       # all but projection shortcuts: ResNetV1-32, E
+        convert_norms(model, factory, include=["bn1"])                # ResNet-50 on ImageNet, section 4.2.2: the
+        append_norm(model, "fc", factory)                             # first one, and one more before the last linear
+
+    Args:
+        model: any network.
+        factory: makes the new layers.
+        include: shell patterns of module names (``"layer1.*"``) of which one must fit.
+        exclude: patterns of which none may fit.
+
+    Returns:
+        ``model``; the new layer if the model itself is a BatchNorm.
+
+    Raises:
+        InputError: no BatchNorm in the model; a pattern that fits none of them, with their names; a BatchNorm
+            subclass with a forward of its own, which would be lost.
+    """
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, _BatchNorm) and not isinstance(module, _BecomesConverted):
+            names.setdefault(module, []).append(name)
+    if not names:
+        raise InputError(
+            f"{type(model).__name__} has no BatchNorm layer to convert (one that is converted already needs "
+            "revert_norms first)."
+        )
+    _check_patterns(names.values(), [*include, *exclude])
+    chosen = {
+        module: _converted(module, own[0], factory)
+        for module, own in names.items()
+        if _fits(own, include) and not _fits(own, exclude)
+    }
+    return _replace(model, chosen)
+
+
+def revert_norms(model: nn.Module) -> nn.Module:
+    """Undo :func:`convert_norms` and :func:`append_norm`, in place.
+
+    The BatchNorm layers that were there come back, with the gamma, beta, running statistics, device and mode that
+    the network has now. What only the other layer knew is dropped: after training the network's function changes
+    (to be rid of the layers *without* changing it, use :func:`swbn_lightning.fuse_norms`). From IterNorm and DBN
+    the running variance is that of their matrix; a layer of another kind than whitening gives back the statistics
+    that it took over.
+
+    Returns:
+        ``model``; the old layer if the model itself is a converted one.
+
+    Raises:
+        InputError: nothing in the model was converted or appended.
+    """
+    chosen: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, AppendedNorm):
+            chosen[module] = module.layer
+        elif _ORIGINAL in module.__dict__:
+            chosen[module] = _reverted(module, next(model.parameters(), None))
+        elif isinstance(module, _BecomesConverted):
+            chosen[module] = module.unmark()
+    if not chosen:
+        raise InputError(f"{type(model).__name__} holds no layer that convert_norms or append_norm put there.")
+    return _replace(model, chosen)
+
+
+def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Module:
+    """One more normalisation in front of the named layer, in place: it becomes an :class:`AppendedNorm` of both.
+
+    The paper's ResNet-50 on ImageNet has one before its last linear layer (section 4.2.2): ``before="fc"``.
+
+    Args:
+        model: holds the layer.
+        before: name of a linear or convolution layer, as in ``model.named_modules()``.
+        factory: makes the new layer, for as many channels as that one takes.
+
+    Raises:
+        InputError: no such name (with the nearest one), or a layer that does not say how many channels it takes.
+    """
+    layers = {name: module for name, module in model.named_modules() if name}
+    if before not in layers:
+        raise unknown_name("layer", before, [n for n, m in layers.items() if _channels_in(m)])
+    layer = layers[before]
+    found = _channels_in(layer)
+    if not found:
+        raise InputError(
+            f"{before!r} is a {type(layer).__name__}; a norm can be put in front of a linear or convolution layer."
+        )
+    norm = _make(factory, *found, like=next(layer.parameters())).train(layer.training)
+    return _replace(model, {layer: AppendedNorm(norm, layer)})
+
+
+class AppendedNorm(nn.Sequential):
+    """A layer with one more normalisation in front of it: ``norm``, then ``layer``."""
+
+    def __init__(self, norm: nn.Module, layer: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.layer = layer
+        self.training = layer.training
+
+
+class NormAct(nn.Sequential):
+    """A normalisation with what timm's ``BatchNormAct2d`` does after it: ``norm``, ``drop``, ``act``.
+
+    Loads the state dict of the layer that it replaces, too.
+    """
+
+    def __init__(self, norm: nn.Module, drop: nn.Module, act: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.drop = drop
+        self.act = act
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for key in list(state_dict):
+            if key.startswith(prefix) and "." not in key[len(prefix) :]:
+                state_dict[f"{prefix}norm.{key[len(prefix) :]}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class _BecomesConverted:
+    """Mixed into a lazy BatchNorm: converts it at its first input, when the channels are known.
+
+    In place, as PyTorch's lazy modules become what they stand for: whoever holds the module keeps it.
+    """
+
+    cls_to_become = None  # the class that forward below belongs to, until it has run
+    _factory: NormFactory
+
+    def mark(self, factory: NormFactory) -> nn.Module:
+        self._factory = factory
+        assert isinstance(self, nn.Module)
+        return self
+
+    def unmark(self) -> nn.Module:
+        del self._factory
+        self.__class__ = type(self).__mro__[2]
+        assert isinstance(self, nn.Module)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        # By now PyTorch's own hook has given the parameters their size.
+        factory = self._factory
+        lazy = self.unmark()
+        old = copy.copy(lazy)
+        assert isinstance(old, _LazyNormBase)
+        old.__class__ = type(old).cls_to_become  # type: ignore[assignment]
+        new = _converted(old, "", factory)
+        self.__class__ = type(new)  # type: ignore[assignment]
+        object.__setattr__(self, "__dict__", new.__dict__)
+        return type(self).forward(self, x)
+
+
+class _LazyBatchNorm1d(_BecomesConverted, nn.LazyBatchNorm1d): ...  # type: ignore[misc]
+
+
+class _LazyBatchNorm2d(_BecomesConverted, nn.LazyBatchNorm2d): ...  # type: ignore[misc]
+
+
+class _LazyBatchNorm3d(_BecomesConverted, nn.LazyBatchNorm3d): ...  # type: ignore[misc]
+
+
+_LAZY: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LazyBatchNorm1d: _LazyBatchNorm1d,
+    nn.LazyBatchNorm2d: _LazyBatchNorm2d,
+    nn.LazyBatchNorm3d: _LazyBatchNorm3d,
+}
+
+
+def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
+    """What stands in place of ``old``; shares its parameters and remembers it."""
+    if type(old) in _LAZY:
+        old.__class__ = _LAZY[type(old)]
+        assert isinstance(old, _BecomesConverted)
+        return old.mark(factory)
+    base, with_act = _kind(old, name)
+    assert isinstance(old, _BatchNorm)
+    kept: dict[str, Any] = {"eps": old.eps, "affine": old.affine}
+    tracks = factory.parameters().get("track_running_stats")
+    if tracks is not None and tracks.default is True:  # instance norm's is False, and so it stays
+        kept |= {"momentum": old.momentum, "track_running_stats": old.track_running_stats}
+    like = old.weight if old.weight is not None else old.running_mean
+    norm = _make(factory, old.num_features, _NDIM[base], like=like, **kept)
+    for parameter in ("weight", "bias"):
+        mine, theirs = norm._parameters.get(parameter), old._parameters[parameter]
+        if mine is not None and old.affine and (theirs is None or theirs.shape == mine.shape):
+            norm._parameters[parameter] = theirs
+    norm.load_state_dict(old.state_dict(), strict=False)
+    new = NormAct(norm, old.drop, old.act) if with_act else norm  # type: ignore[arg-type]
+    new.__dict__[_ORIGINAL] = (old,)
+    _move_hooks(old, new)
+    new.training = norm.training = old.training
+    return new
+
+
+def _kind(old: nn.Module, name: str) -> tuple[type[nn.Module], bool]:
+    """The BatchNorm class whose forward ``old`` has, and whether timm's dropout and activation follow it."""
+    base = next((cls for cls in type(old).__mro__ if cls in _NDIM), None)
+    if base is not None and getattr(old, "process_group", None) is not None:
+        raise InputError(
+            f"{name!r} synchronises over a process group of its own; the layers here do so over all processes or "
+            "(sync=False) over none. Leave it out with exclude=, or make it without process_group."
+        )
+    if base is not None and type(old).forward is base.forward:
+        return base, False
+    if base is not None and type(old).__module__.startswith("timm.") and set(old._modules) == {"drop", "act"}:
+        return base, True
+    raise InputError(
+        f"{name!r} is a {type(old).__qualname__}, a BatchNorm with a forward of its own, which a converted layer would "
+        "not have. Leave it out with exclude=, or use a plain BatchNorm in the model."
+    )
+
+
+def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
+    """The BatchNorm that ``module`` was converted from, brought up to date."""
+    (old,) = module.__dict__[_ORIGINAL]
+    norm = module.norm if isinstance(module, NormAct) else module
+    assert isinstance(old, _BatchNorm) and isinstance(norm, nn.Module)
+    weight = norm._parameters.get("weight")
+    like = next((t for t in (weight, *norm.parameters(), *norm.buffers(), elsewhere) if t is not None), None)
+    if like is not None:
+        old.to(like.device)
+    if weight is not None:
+        old.to(weight.dtype)
+    for name, value in old._parameters.items():
+        mine = norm._parameters.get(name)
+        if value is not None and mine is not None and mine.shape == value.shape:
+            old._parameters[name] = mine
+    if isinstance(norm, WhiteningNorm | _BatchNorm) and norm.track_running_stats and old.track_running_stats:
+        with torch.no_grad():
+            _copy_statistics(norm, old)
+    _move_hooks(module, old)
+    old.training = module.training
+    return old
+
+
+def _copy_statistics(norm: WhiteningNorm | _BatchNorm, old: _BatchNorm) -> None:
+    variance = norm.running_variance(old.state_dict()) if isinstance(norm, WhiteningNorm) else norm.running_var
+    for buffer, value in (
+        (old.running_var, variance),
+        (old.running_mean, norm.running_mean),
+        (old.num_batches_tracked, norm.num_batches_tracked),
+    ):
+        assert buffer is not None and value is not None
+        buffer.copy_(value)
+
+
+def _make(
+    factory: NormFactory, num_features: int, ndim: int | None, *, like: Tensor | None, **defaults: Any
+) -> nn.Module:
+    """A layer with the dtype and device of ``like``, and those of ``defaults`` that it takes."""
+    if like is not None:
+        defaults |= {"device": like.device, "dtype": like.dtype}
+    known = factory.parameters()
+    norm = factory(num_features, ndim, **{key: value for key, value in defaults.items() if key in known})
+    return norm if like is None or "device" in known else norm.to(like.device)
+
+
+def _move_hooks(source: nn.Module, target: nn.Module) -> None:
+    for name in _HOOKS:
+        target.__dict__[name] = source.__dict__[name]  # the same dict: a handle goes on working
+
+
+def _replace(model: nn.Module, chosen: dict[nn.Module, nn.Module]) -> nn.Module:
+    def final(module: nn.Module) -> nn.Module:
+        while module in chosen and chosen[module] is not module:
+            module = chosen[module]
+        return module
+
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in chosen:
+                parent._modules[name] = final(child)
+    return final(model)
+
+
+def _fits(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _check_patterns(names: Iterable[list[str]], patterns: Sequence[str]) -> None:
+    known = [name for own in names for name in own]
+    for pattern in patterns:
+        if not _fits(known, [pattern]):
+            raise InputError(f"no BatchNorm layer fits {pattern!r}; the model's: {', '.join(known)}.")
+
+
+def _channels_in(layer: nn.Module) -> tuple[int, int] | None:
+    """Channels that a layer takes and its spatial dimensions (1 for a linear layer), if it says so."""
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features, 1) if layer.in_features else None
+    for ndim, kinds in enumerate(_CONVOLUTIONS, start=1):
+        if isinstance(layer, kinds):
+            return (layer.in_channels, ndim) if layer.in_channels else None
+    return None
+
+
+_CONVOLUTIONS = (
+    (nn.Conv1d, nn.ConvTranspose1d),
+    (nn.Conv2d, nn.ConvTranspose2d),
+    (nn.Conv3d, nn.ConvTranspose3d),
+)
