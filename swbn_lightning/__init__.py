@@ -18,6 +18,7 @@ from swbn_lightning.norms import (
     SWBN3d,
     append_norm,
     convert_norms,
+    fuse_norms,
     revert_norms,
 )
 
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "append_norm",
     "convert_norms",
+    "fuse_norms",
     "revert_norms",
 ]
 

@@ -3,6 +3,7 @@
 from swbn_lightning.norms.convert import append_norm, convert_norms, revert_norms
 from swbn_lightning.norms.dbn import DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.factory import NormFactory, named_norms, norm_layer_types
+from swbn_lightning.norms.fuse import FusionReport, fuse_norms
 from swbn_lightning.norms.iternorm import IterNorm1d, IterNorm2d, IterNorm3d
 from swbn_lightning.norms.swbn import SWBN1d, SWBN2d, SWBN3d
 
@@ -10,6 +11,7 @@ __all__ = [
     "DBN1d",
     "DBN2d",
     "DBN3d",
+    "FusionReport",
     "IterNorm1d",
     "IterNorm2d",
     "IterNorm3d",
@@ -19,6 +21,7 @@ __all__ = [
     "SWBN3d",
     "append_norm",
     "convert_norms",
+    "fuse_norms",
     "named_norms",
     "norm_layer_types",
     "revert_norms",

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.factory import NormFactory
+from swbn_lightning.norms.replace import move_hooks, replace_modules
 
 # SyncBatchNorm does not say how many dimensions its input has; None asks for a layer that does not either.
 _NDIM: dict[type[nn.Module], int | None] = {
@@ -20,7 +21,6 @@ _NDIM: dict[type[nn.Module], int | None] = {
     nn.BatchNorm3d: 3,
     nn.SyncBatchNorm: None,
 }
-_HOOKS = tuple(name for name in nn.Module().__dict__ if "hook" in name and "state_dict" not in name)
 _ORIGINAL = "_converted_from"  # the BatchNorm that stood here, in a tuple, so that it is no submodule
 
 
@@ -70,7 +70,7 @@ def convert_norms(
         for module, own in names.items()
         if _fits(own, include) and not _fits(own, exclude)
     }
-    return _replace(model, chosen)
+    return replace_modules(model, chosen)
 
 
 def revert_norms(model: nn.Module) -> nn.Module:
@@ -86,8 +86,10 @@ def revert_norms(model: nn.Module) -> nn.Module:
         ``model``; the old layer if the model itself is a converted one.
 
     Raises:
-        InputError: nothing in the model was converted or appended.
+        InputError: nothing in the model was converted or appended, or it was fused since.
     """
+    if "fusion_report" in model.__dict__:
+        raise InputError("this network was fused; revert the one that fuse_norms was given.")
     chosen: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, AppendedNorm):
@@ -98,7 +100,7 @@ def revert_norms(model: nn.Module) -> nn.Module:
             chosen[module] = module.unmark()
     if not chosen:
         raise InputError(f"{type(model).__name__} holds no layer that convert_norms or append_norm put there.")
-    return _replace(model, chosen)
+    return replace_modules(model, chosen)
 
 
 def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Module:
@@ -124,7 +126,7 @@ def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Modul
             f"{before!r} is a {type(layer).__name__}; a norm can be put in front of a linear or convolution layer."
         )
     norm = _make(factory, *found, like=next(layer.parameters())).train(layer.training)
-    return _replace(model, {layer: AppendedNorm(norm, layer)})
+    return replace_modules(model, {layer: AppendedNorm(norm, layer)})
 
 
 class AppendedNorm(nn.Sequential):
@@ -226,7 +228,7 @@ def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
     norm.load_state_dict(old.state_dict(), strict=False)
     new = NormAct(norm, old.drop, old.act) if with_act else norm  # type: ignore[arg-type]
     new.__dict__[_ORIGINAL] = (old,)
-    _move_hooks(old, new)
+    move_hooks(old, new)
     new.training = norm.training = old.training
     return new
 
@@ -267,7 +269,7 @@ def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
     if isinstance(norm, WhiteningNorm | _BatchNorm) and norm.track_running_stats and old.track_running_stats:
         with torch.no_grad():
             _copy_statistics(norm, old)
-    _move_hooks(module, old)
+    move_hooks(module, old)
     old.training = module.training
     return old
 
@@ -292,24 +294,6 @@ def _make(
     known = factory.parameters()
     norm = factory(num_features, ndim, **{key: value for key, value in defaults.items() if key in known})
     return norm if like is None or "device" in known else norm.to(like.device)
-
-
-def _move_hooks(source: nn.Module, target: nn.Module) -> None:
-    for name in _HOOKS:
-        target.__dict__[name] = source.__dict__[name]  # the same dict: a handle goes on working
-
-
-def _replace(model: nn.Module, chosen: dict[nn.Module, nn.Module]) -> nn.Module:
-    def final(module: nn.Module) -> nn.Module:
-        while module in chosen and chosen[module] is not module:
-            module = chosen[module]
-        return module
-
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and child in chosen:
-                parent._modules[name] = final(child)
-    return final(model)
 
 
 def _fits(names: Iterable[str], patterns: Iterable[str]) -> bool:

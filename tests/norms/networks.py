@@ -9,9 +9,13 @@ from torchvision.models.maxvit import MaxVit
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.models.vgg import VGG, make_layers
 
+from swbn_lightning.norms.base import WhiteningNorm
+
 
 def _vgg():
-    model = VGG(make_layers([8, "M", 16, 16, "M"], batch_norm=True), num_classes=10, init_weights=False)
+    features = make_layers([8, "M", 16, 16, "M"], batch_norm=True)
+    with torch.device("meta"):  # its own classifier has 120 million weights
+        model = VGG(features, init_weights=False)
     model.classifier = nn.Sequential(nn.Linear(16 * 49, 32), nn.ReLU(), nn.Linear(32, 10))
     return model
 
@@ -54,12 +58,17 @@ def lived(model, seed=0):
 
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm | WhiteningNorm):
                 module.weight.copy_(uniform(module.weight, 0.8, 1.2))
                 module.bias.copy_(uniform(module.bias, -0.2, 0.2))
                 module.running_mean.copy_(uniform(module.running_mean, -0.2, 0.2))
-                module.running_var.copy_(uniform(module.running_var, 0.5, 2))
                 module.num_batches_tracked.fill_(7)
+                if getattr(module, "running_var", None) is not None:
+                    module.running_var.copy_(uniform(module.running_var, 0.5, 2))
+            if isinstance(module, WhiteningNorm):
+                w = module.whitening_matrix
+                part = torch.randn(w.shape, generator=generator, dtype=w.dtype) * 0.3 / w.shape[-1] ** 0.5
+                w.add_((part + part.mT) / 2)
     return model.eval()
 
 
