@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -218,6 +219,16 @@ class WhiteningNorm(nn.Module):
         assert self.whitening_matrix is not None
         w = self.whitening_matrix
         return torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w).clone()
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Under autocast the products would be cast again, and the state with them.
+
+    Nothing at all where it is off, so that an exported network holds plain operators.
+    """
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def num_samples(x: Tensor) -> int:

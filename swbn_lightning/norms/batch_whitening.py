@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.norms.base import WhiteningNorm, without_autocast
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_mean
 
 
@@ -22,8 +22,7 @@ class BatchWhitening(WhiteningNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
-        # Under autocast the products would be cast again, and the state with them.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             mean, w = self.running_mean, self.whitening_matrix
             if self.training or mean is None or w is None:
                 return self._forward_batch(x)

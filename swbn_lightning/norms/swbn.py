@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.norms.base import WhiteningNorm, without_autocast
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 
 
@@ -92,8 +92,7 @@ class SWBN(WhiteningNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
-        # Under autocast the products would be cast again, and the state with them.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             if self.training:
                 return self._forward_training(x)
             mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
