@@ -10,17 +10,15 @@ episodes. Prints a Markdown table and writes the same as JSON, row by row.
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
+
+from benchmarks.environment import environment, environment_line
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -46,17 +44,10 @@ def main() -> None:
             tested = _run("test", *settings, f"--ckpt_path={fitted['folder']}", f"--data.test.shots={shots}")
             rows.append(_row(norm, seconds, tested["results"][0]))
             output.parent.mkdir(parents=True, exist_ok=True)
-            content = {"command": sys.argv, "environment": environment(), "rows": rows}
+            content = {"command": sys.argv, "environment": environment("pytorch-lightning"), "rows": rows}
             output.write_text(json.dumps(content, indent=2) + "\n")
     print(_table(rows))
-    print(f"\n{', '.join(f'{k} {v}' for k, v in environment().items())}\nwritten: {output}")
-
-
-def environment() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    packages = {package: version(package) for package in ("torch", "pytorch-lightning")}
-    return {"device": device, "Python": platform.python_version(), **packages}
+    print(f"\n{environment_line('pytorch-lightning')}\nwritten: {output}")
 
 
 def _options() -> argparse.Namespace:
