@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class InputError(ValueError):
@@ -23,5 +24,5 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
 def require_positive(kind: str, **values: int) -> None:
     """Raise :class:`InputError` for the first of ``values`` that is not an integer of at least 1."""
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise InputError(f"{kind}: {name} must be an integer of at least 1, got {value!r}.")

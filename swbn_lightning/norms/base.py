@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -50,21 +51,21 @@ class WhiteningNorm(nn.Module):
         super().__init__()
         name = type(self).__name__
         require_positive(name, num_features=num_features)
-        if not (isinstance(eps, int | float) and 0 <= eps < math.inf):
+        if not (_is(eps, Real) and 0 <= eps < math.inf):
             raise InputError(f"{name}: eps must be a finite number of at least 0, got {eps!r}.")
-        if momentum is not None and not (isinstance(momentum, int | float) and 0 <= momentum <= 1):
+        if momentum is not None and not (_is(momentum, Real) and 0 <= momentum <= 1):
             raise InputError(f"{name}: momentum must be in [0, 1] or None for a plain average, got {momentum!r}.")
-        if not isinstance(num_groups, int) or num_groups < 1 or num_features % num_groups:
+        if not _is(num_groups, Integral) or num_groups < 1 or num_features % num_groups:
             raise InputError(
                 f"{name}: num_groups={num_groups!r} does not divide num_features={num_features}; "
                 "choose a divisor of the number of channels."
             )
-        self.num_features = num_features
-        self.eps = eps
-        self.momentum = momentum
+        self.num_features = num_features = int(num_features)
+        self.eps = float(eps)
+        self.momentum = None if momentum is None else float(momentum)
         self.affine = affine
         self.track_running_stats = track_running_stats
-        self.num_groups = num_groups
+        self.num_groups = num_groups = int(num_groups)
         self.sync = sync
 
         state_dtype = accumulation_dtype(dtype or torch.get_default_dtype())
@@ -172,7 +173,9 @@ class WhiteningNorm(nn.Module):
         No branch on the host, and buffers are only copied into: the graph may hold what they were made from.
         """
         self.num_batches_rejected += ~accepted
-        if self.num_batches_tracked is None:
+        if (
+            self.num_batches_tracked is None or not self.track_running_stats
+        ):  # the flag may be set later, as BatchNorm's
             return
         self.num_batches_tracked += accepted
         factor = self._average_factor()
@@ -203,22 +206,37 @@ class WhiteningNorm(nn.Module):
     ) -> None:
         # A BatchNorm checkpoint loads strictly: what it lacks is what it would have been there. A part of a state
         # (strict=False) leaves the rest as it is, W above all.
-        whole = ("running_mean", "running_var") if self.track_running_stats else ("weight", "bias")
-        missing = prefix + "whitening_matrix" not in state_dict
-        if missing and all(prefix + name in state_dict for name in whole):
+        own = [name for name in ("weight", "bias") if getattr(self, name) is not None]
+        own += ["running_mean", "running_var"] if self.track_running_stats else []
+        if prefix + "whitening_matrix" not in state_dict and all(prefix + name in state_dict for name in own):
             if self.whitening_matrix is not None:
-                state_dict[prefix + "whitening_matrix"] = self._matrix_for_batchnorm(state_dict, prefix)
+                # Without parameters and statistics a BatchNorm has no state at all, and says nothing about W.
+                matrix = self._matrix_for_batchnorm(state_dict, prefix) if own else self.whitening_matrix
+                state_dict[prefix + "whitening_matrix"] = matrix
             if "running_var" not in self._statistics:
                 state_dict.pop(prefix + "running_var", None)
             if self.track_running_stats and (local_metadata.get("version") or 0) < 2:
                 state_dict.setdefault(prefix + "num_batches_tracked", torch.tensor(0))
+        for name in (*self._statistics, "whitening_matrix"):
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor):  # with assign=True it takes the buffer's place, dtype and all
+                state_dict[prefix + name] = value.to(accumulation_dtype(value.dtype))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        device = next((b.device for b in self.buffers() if not b.is_meta), None)
+        if self.num_batches_rejected.is_meta and device is not None:  # not in the state: assign=True left it behind
+            self.num_batches_rejected = torch.zeros_like(self.num_batches_rejected, device=device)
 
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
         """The W with which this layer, evaluated, does what the BatchNorm in ``state_dict`` did."""
         assert self.whitening_matrix is not None
+        like = next(v for k, v in state_dict.items() if k.startswith(prefix) and v.is_floating_point())
         w = self.whitening_matrix
-        return torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w).clone()
+        return torch.eye(w.shape[-1], dtype=w.dtype, device=like.device).expand_as(w).clone()
+
+
+def _is(value: object, kind: type) -> bool:
+    """numpy's numbers are ``Real`` and ``Integral``; the type checker does not believe it of ``float``."""
+    return isinstance(value, kind)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
@@ -226,9 +244,14 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 
     Nothing at all where it is off, so that an exported network holds plain operators.
     """
-    if torch.is_autocast_enabled(device_type):
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
+
+
+def graph_may_hold_state() -> bool:
+    """Whether evaluation must copy the state first, since a backward may follow (``torch.jit.trace`` has none)."""
+    return torch.is_grad_enabled() and not torch.jit.is_tracing()
 
 
 def num_samples(x: Tensor) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm, without_autocast
+from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_mean
 
 
@@ -26,7 +26,9 @@ class BatchWhitening(WhiteningNorm):
             mean, w = self.running_mean, self.whitening_matrix
             if self.training or mean is None or w is None:
                 return self._forward_batch(x)
-            if torch.is_grad_enabled():
+            if 0 in x.shape[2:]:
+                return self._forward_empty(x)
+            if graph_may_hold_state():
                 # The graph must not hold the buffers: a training forward before the backward would change them.
                 mean, w = mean.clone(), w.clone()
             dtype = WF.accumulation_dtype(x.dtype)
@@ -62,7 +64,8 @@ class BatchWhitening(WhiteningNorm):
         if torch.equal(w, self._matrix_for_batchnorm(batchnorm_state, "")):
             return batchnorm_state["running_var"]  # to the bit, while nothing was learnt
         # W = S^(-1/2) with S = cov + eps I, nearly: the matrices' average is not the root of the average.
-        return ((torch.linalg.inv(w @ w)).diagonal(dim1=-2, dim2=-1) - self.eps).clamp(min=0).flatten()
+        root = torch.linalg.inv(w.double())  # squared only after inverting: W's condition number is squared by it
+        return ((root @ root).diagonal(dim1=-2, dim2=-1) - self.eps).clamp(min=0).flatten().to(w.dtype)
 
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
         assert self.whitening_matrix is not None

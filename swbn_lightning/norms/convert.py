@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.utils import parametrize
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.factory import NormFactory
 from swbn_lightning.norms.replace import move_hooks, replace_modules
+from swbn_lightning.norms.wrappers import AppendedNorm, NormAct
 
 # SyncBatchNorm does not say how many dimensions its input has; None asks for a layer that does not either.
 _NDIM: dict[type[nn.Module], int | None] = {
@@ -25,15 +27,20 @@ _ORIGINAL = "_converted_from"  # the BatchNorm that stood here, in a tuple, so t
 
 
 def convert_norms(
-    model: nn.Module, factory: NormFactory, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()
+    model: nn.Module,
+    factory: NormFactory,
+    include: str | Sequence[str] = ("*",),
+    exclude: str | Sequence[str] = (),
 ) -> nn.Module:
     """Replace BatchNorm layers by the factory's, in place.
 
     BatchNorm1d/2d/3d, SyncBatchNorm and the lazy ones (which turn into the new layer when their first input tells
     the channels). A replaced layer keeps its parameters (the same objects, so an optimiser made before stays right),
-    running statistics, eps and momentum (unless the factory names them), device, training mode, hooks and names in
-    the state dict; a whitening layer starts with the W with which the network's output in evaluation is the old one.
-    timm's layers with an activation inside become a :class:`NormAct`. Other normalisations are left as they are.
+    running statistics, eps and momentum (unless the factory names them), device, training mode, hooks around forward
+    and backward; a whitening layer starts with the W with which the network's output in evaluation is the old one.
+    Names in the state dict stay, but timm's layers with an activation inside become a ``NormAct`` (with names as
+    ``bn1.norm.weight``), and IterNorm and DBN have no ``running_var``; a checkpoint from before loads all the same.
+    Normalisations other than BatchNorm are left as they are.
 
     The paper's placements (Zhang et al., CVPR 2021)::
 
@@ -45,15 +52,16 @@ def convert_norms(
     Args:
         model: any network.
         factory: makes the new layers.
-        include: shell patterns of module names (``"layer1.*"``) of which one must fit.
-        exclude: patterns of which none may fit.
+        include: a shell pattern of module names (``"layer1.*"``), or several of which one must fit.
+        exclude: a pattern that must not fit, or several.
 
     Returns:
         ``model``; the new layer if the model itself is a BatchNorm.
 
     Raises:
-        InputError: no BatchNorm in the model; a pattern that fits none of them, with their names; a BatchNorm
-            subclass with a forward of its own, which would be lost.
+        InputError: no BatchNorm in the model, or none that the patterns leave; a pattern that fits none of them, with
+            their names; a BatchNorm that does something besides, which would be lost; what the factory's layer
+            refuses, with the name of the layer. The model is then what it was.
     """
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -64,12 +72,19 @@ def convert_norms(
             f"{type(model).__name__} has no BatchNorm layer to convert (one that is converted already needs "
             "revert_norms first)."
         )
+    include, exclude = ((p,) if isinstance(p, str) else tuple(p) for p in (include, exclude))
     _check_patterns(names.values(), [*include, *exclude])
-    chosen = {
-        module: _converted(module, own[0], factory)
-        for module, own in names.items()
-        if _fits(own, include) and not _fits(own, exclude)
-    }
+    wanted = {m: own[0] for m, own in names.items() if _fits(own, include) and not _fits(own, exclude)}
+    if not wanted:
+        raise InputError(f"include={list(include)}, exclude={list(exclude)} leave no BatchNorm layer to convert.")
+    for module, name in wanted.items():  # all, before anything is changed
+        _kind(module, name)
+    chosen = {m: _converted(m, name, factory) for m, name in wanted.items() if type(m) not in _LAZY}
+    for module in wanted:
+        if type(module) in _LAZY:
+            module.__class__ = _LAZY[type(module)]
+            assert isinstance(module, _BecomesConverted)
+            module.mark(factory)
     return replace_modules(model, chosen)
 
 
@@ -78,9 +93,11 @@ def revert_norms(model: nn.Module) -> nn.Module:
 
     The BatchNorm layers that were there come back, with the gamma, beta, running statistics, device and mode that
     the network has now. What only the other layer knew is dropped: after training the network's function changes
-    (to be rid of the layers *without* changing it, use :func:`swbn_lightning.fuse_norms`). From IterNorm and DBN
-    the running variance is that of their matrix; a layer of another kind than whitening gives back the statistics
-    that it took over.
+    (to be rid of the layers *without* changing it, use :func:`swbn_lightning.fuse_norms`). IterNorm and DBN keep no
+    variance: untrained they give back the old one to the bit, afterwards what the diagonal of ``W^-2`` says, which is
+    off as far as the W of few iterations, or an average of many W, is from the root of the covariance. Let some
+    batches pass in training mode before relying on it. ``gn``, ``ln``, ``in`` and ``none`` give back the statistics
+    that they took over.
 
     Returns:
         ``model``; the old layer if the model itself is a converted one.
@@ -88,14 +105,17 @@ def revert_norms(model: nn.Module) -> nn.Module:
     Raises:
         InputError: nothing in the model was converted or appended, or it was fused since.
     """
-    if "fusion_report" in model.__dict__:
+    if any("fusion_report" in module.__dict__ for module in model.modules()):
         raise InputError("this network was fused; revert the one that fuse_norms was given.")
     chosen: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, AppendedNorm):
             chosen[module] = module.layer
         elif _ORIGINAL in module.__dict__:
-            chosen[module] = _reverted(module, next(model.parameters(), None))
+            old = module
+            while _ORIGINAL in old.__dict__:  # converted more than once
+                old = _reverted(old, next(model.parameters(), None))
+            chosen[module] = old
         elif isinstance(module, _BecomesConverted):
             chosen[module] = module.unmark()
     if not chosen:
@@ -111,12 +131,13 @@ def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Modul
     Args:
         model: holds the layer.
         before: name of a linear or convolution layer, as in ``model.named_modules()``.
-        factory: makes the new layer, for as many channels as that one takes.
+        factory: makes the new layer, for as many channels as that one takes. A whitening layer before a linear one
+            takes ``[N, C]`` alone: in ``[N, T, C]`` the channels would be the wrong dimension.
 
     Raises:
         InputError: no such name (with the nearest one), or a layer that does not say how many channels it takes.
     """
-    layers = {name: module for name, module in model.named_modules() if name}
+    layers = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     if before not in layers:
         raise unknown_name("layer", before, [n for n, m in layers.items() if _channels_in(m)])
     layer = layers[before]
@@ -126,36 +147,9 @@ def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Modul
             f"{before!r} is a {type(layer).__name__}; a norm can be put in front of a linear or convolution layer."
         )
     norm = _make(factory, *found, like=next(layer.parameters())).train(layer.training)
+    if isinstance(layer, nn.Linear) and isinstance(norm, WhiteningNorm):
+        norm.input_dims = (2,)
     return replace_modules(model, {layer: AppendedNorm(norm, layer)})
-
-
-class AppendedNorm(nn.Sequential):
-    """A layer with one more normalisation in front of it: ``norm``, then ``layer``."""
-
-    def __init__(self, norm: nn.Module, layer: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-        self.layer = layer
-        self.training = layer.training
-
-
-class NormAct(nn.Sequential):
-    """A normalisation with what timm's ``BatchNormAct2d`` does after it: ``norm``, ``drop``, ``act``.
-
-    Loads the state dict of the layer that it replaces, too.
-    """
-
-    def __init__(self, norm: nn.Module, drop: nn.Module, act: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-        self.drop = drop
-        self.act = act
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for key in list(state_dict):
-            if key.startswith(prefix) and "." not in key[len(prefix) :]:
-                state_dict[f"{prefix}norm.{key[len(prefix) :]}"] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class _BecomesConverted:
@@ -180,13 +174,13 @@ class _BecomesConverted:
 
     def forward(self, x: Tensor) -> Tensor:
         # By now PyTorch's own hook has given the parameters their size.
-        factory = self._factory
-        lazy = self.unmark()
-        old = copy.copy(lazy)
+        old = copy.copy(self)
+        factory = old.__dict__.pop("_factory")
         assert isinstance(old, _LazyNormBase)
-        old.__class__ = type(old).cls_to_become  # type: ignore[assignment]
-        new = _converted(old, "", factory)
-        self.__class__ = type(new)  # type: ignore[assignment]
+        old.__class__ = type(self).__mro__[2].cls_to_become
+        old.num_features = x.shape[1]  # unset where a checkpoint gave the sizes, or nothing has one
+        new = _converted(old, "lazy layer", factory)
+        self.__class__ = type(new)
         object.__setattr__(self, "__dict__", new.__dict__)
         return type(self).forward(self, x)
 
@@ -209,10 +203,6 @@ _LAZY: dict[type[nn.Module], type[nn.Module]] = {
 
 def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
     """What stands in place of ``old``; shares its parameters and remembers it."""
-    if type(old) in _LAZY:
-        old.__class__ = _LAZY[type(old)]
-        assert isinstance(old, _BecomesConverted)
-        return old.mark(factory)
     base, with_act = _kind(old, name)
     assert isinstance(old, _BatchNorm)
     kept: dict[str, Any] = {"eps": old.eps, "affine": old.affine}
@@ -220,14 +210,17 @@ def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
     if tracks is not None and tracks.default is True:  # instance norm's is False, and so it stays
         kept |= {"momentum": old.momentum, "track_running_stats": old.track_running_stats}
     like = old.weight if old.weight is not None else old.running_mean
-    norm = _make(factory, old.num_features, _NDIM[base], like=like, **kept)
+    try:
+        norm = _make(factory, old.num_features, _NDIM[base], like=like, **kept)
+    except InputError as error:
+        raise InputError(f"{name!r}: {error}") from None
     for parameter in ("weight", "bias"):
         mine, theirs = norm._parameters.get(parameter), old._parameters[parameter]
         if mine is not None and old.affine and (theirs is None or theirs.shape == mine.shape):
             norm._parameters[parameter] = theirs
     norm.load_state_dict(old.state_dict(), strict=False)
     new = NormAct(norm, old.drop, old.act) if with_act else norm  # type: ignore[arg-type]
-    new.__dict__[_ORIGINAL] = (old,)
+    new.__dict__[_ORIGINAL] = (old, _dtype(norm))
     move_hooks(old, new)
     new.training = norm.training = old.training
     return new
@@ -241,27 +234,37 @@ def _kind(old: nn.Module, name: str) -> tuple[type[nn.Module], bool]:
             f"{name!r} synchronises over a process group of its own; the layers here do so over all processes or "
             "(sync=False) over none. Leave it out with exclude=, or make it without process_group."
         )
-    if base is not None and type(old).forward is base.forward:
-        return base, False
-    if base is not None and type(old).__module__.startswith("timm.") and set(old._modules) == {"drop", "act"}:
-        return base, True
+    if type(old) in _LAZY:
+        return type(old), False
+    if parametrize.is_parametrized(old) or "weight" not in old._parameters:
+        raise InputError(f"{name!r} is parametrised or pruned; make that permanent first, or leave it out (exclude=).")
+    overridden = {"forward", "train"} & set(old.__dict__) or type(old).train is not nn.Module.train
+    if base is not None and not overridden:
+        if type(old).forward is base.forward:
+            return base, False
+        if type(old).__module__.startswith("timm.") and set(old._modules) == {"drop", "act"}:
+            return base, True
     raise InputError(
-        f"{name!r} is a {type(old).__qualname__}, a BatchNorm with a forward of its own, which a converted layer would "
-        "not have. Leave it out with exclude=, or use a plain BatchNorm in the model."
+        f"{name!r} is a {type(old).__qualname__} that does something of its own in forward or train, which a converted "
+        "layer would not do. Leave it out with exclude=, or use a plain BatchNorm in the model."
     )
 
 
 def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
     """The BatchNorm that ``module`` was converted from, brought up to date."""
-    (old,) = module.__dict__[_ORIGINAL]
+    old, dtype_then = module.__dict__[_ORIGINAL]
     norm = module.norm if isinstance(module, NormAct) else module
     assert isinstance(old, _BatchNorm) and isinstance(norm, nn.Module)
-    weight = norm._parameters.get("weight")
-    like = next((t for t in (weight, *norm.parameters(), *norm.buffers(), elsewhere) if t is not None), None)
+    if parametrize.is_parametrized(norm):
+        raise InputError(f"{type(norm).__name__} is parametrised; make that permanent before reverting.")
+    like = next((t for t in (*norm.parameters(), *norm.buffers(), elsewhere) if t is not None), None)
     if like is not None:
-        old.to(like.device)
-    if weight is not None:
-        old.to(weight.dtype)
+        # Not `to` alone: a network made on the meta device and filled since has a memory of it here.
+        was_meta = any(tensor.is_meta for tensor in (*old.parameters(), *old.buffers()))
+        old.to_empty(device=like.device) if was_meta else old.to(like.device)
+    dtype_now = _dtype(norm)
+    if dtype_now is not None and dtype_now != dtype_then:  # cast since; until then, a dtype each was as it should be
+        old.to(dtype_now)
     for name, value in old._parameters.items():
         mine = norm._parameters.get(name)
         if value is not None and mine is not None and mine.shape == value.shape:
@@ -269,9 +272,16 @@ def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
     if isinstance(norm, WhiteningNorm | _BatchNorm) and norm.track_running_stats and old.track_running_stats:
         with torch.no_grad():
             _copy_statistics(norm, old)
+    if isinstance(module, NormAct):
+        old.drop, old.act = module.drop, module.act
     move_hooks(module, old)
     old.training = module.training
     return old
+
+
+def _dtype(norm: nn.Module) -> torch.dtype | None:
+    """What a cast changes: the dtype of the parameters, of the state where there are none."""
+    return next((t.dtype for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()), None)
 
 
 def _copy_statistics(norm: WhiteningNorm | _BatchNorm, old: _BatchNorm) -> None:

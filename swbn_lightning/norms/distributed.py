@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def is_synchronized(sync: bool) -> bool:
@@ -26,10 +27,11 @@ class _AllGather(torch.autograd.Function):
         return torch.stack(gathered)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        grad = grad.contiguous()
-        dist.all_reduce(grad)
-        return grad[dist.get_rank()]
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total[dist.get_rank()]
 
 
 def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,6 +78,7 @@ class _AllReduce(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         total = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)

@@ -165,8 +165,14 @@ class _InstanceNorm1d(nn.InstanceNorm1d):
             raise ValueError(f"expected 3D input (got {input.dim()}D input): one position has no instance statistics")
 
 
+class _NoNorm(nn.Identity):
+    # A tensor of its own, as a norm gives: an in-place activation behind it must not reach the norm's input.
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input.clone()
+
+
 def _no_norm(num_features: int) -> nn.Module:
-    return nn.Identity()
+    return _NoNorm()
 
 
 _SWBN = {1: SWBN1d, 2: SWBN2d, 3: SWBN3d, None: SWBN}

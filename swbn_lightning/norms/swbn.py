@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm, without_autocast
+from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 
 
@@ -96,7 +96,9 @@ class SWBN(WhiteningNorm):
             if self.training:
                 return self._forward_training(x)
             mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
-            if torch.is_grad_enabled():
+            if 0 in x.shape[2:]:
+                return self._forward_empty(x)
+            if graph_may_hold_state():
                 # The graph must not hold the buffers: a training forward before the backward would change them.
                 w = w.clone()
                 mean, variance = (None if value is None else value.clone() for value in (mean, variance))

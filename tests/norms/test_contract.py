@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -124,6 +125,8 @@ def test_an_empty_batch_is_taken_as_batchnorm_takes_it(name, ndim, training, tra
     y = norm(x)
     y.sum().backward()
     assert y.shape == x.shape and x.grad.shape == x.shape
+    nowhere = torch.randn(2, 6, *[0] * ndim)
+    assert norm(nowhere).shape == nowhere.shape
     assert torch.equal(norm.weight.grad, torch.zeros(6)) and torch.equal(norm.bias.grad, torch.zeros(6))
     assert all(torch.equal(value, before[key]) for key, value in norm.state_dict().items())
 
@@ -152,16 +155,55 @@ def test_a_batchnorm_checkpoint_loads_strictly_and_gives_the_same_output(name, n
         nn.init.normal_(batch_norm.weight)
     norm = make(name, ndim, 5, eps=1e-5, affine=affine, track_running_stats=tracking)
     norm(torch.randn(shape))
-    if tracking or affine:
-        loaded = norm.load_state_dict(batch_norm.state_dict())
-        assert not loaded.missing_keys and not loaded.unexpected_keys
+    loaded = norm.load_state_dict(batch_norm.state_dict())
+    assert not loaded.missing_keys and not loaded.unexpected_keys
     if tracking:
         x = torch.randn(shape)
         torch.testing.assert_close(norm.eval()(x), batch_norm.eval()(x), atol=1e-5, rtol=1e-5)
         with pytest.raises(RuntimeError, match="running_mean"):
             norm.load_state_dict({k: v for k, v in batch_norm.state_dict().items() if k != "running_mean"})
+    # Before PyTorch 0.4.1 a BatchNorm did not count its batches.
+    norm.load_state_dict(
+        {k: v for k, v in batch_norm.state_dict().items() if k != "num_batches_tracked"}, tracking or affine
+    )
     whole = nn.Sequential(nn.Conv2d(5, 5, 1), norm)  # as a part of a network too
-    whole.load_state_dict(nn.Sequential(nn.Conv2d(5, 5, 1), batch_norm).state_dict(), strict=tracking or affine)
+    whole.load_state_dict(nn.Sequential(nn.Conv2d(5, 5, 1), batch_norm).state_dict())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meta_layers_take_a_state_in_place_of_theirs(name):
+    batch_norm = nn.BatchNorm2d(6, eps=0.1)
+    batch_norm(like(batch_norm, (8, 6, 5, 5)).float())
+    x = like(batch_norm, (4, 6, 5, 5)).float()
+    for source in (batch_norm, make(name, eps=0.1)):
+        norm = make(name, eps=0.1, device="meta")
+        norm.load_state_dict(source.state_dict(), assign=True)
+        assert not any(tensor.is_meta for tensor in (*norm.parameters(), *norm.buffers()))
+        torch.testing.assert_close(norm.eval()(x), source.eval()(x))
+        norm.train()(x * float("nan"))
+        assert norm.num_batches_rejected == 1
+        # A 16-bit state becomes float32 on the way.
+        half = {key: value.half() if value.is_floating_point() else value for key, value in source.state_dict().items()}
+        norm.load_state_dict(half, assign=True)
+        assert all(value.dtype == torch.float32 for value in state(norm).values())
+    assert make(name, device="meta")(x.to("meta")).is_meta
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numpy_numbers_and_a_flag_set_later(name):
+    norm = make(name, features=np.int64(6), eps=np.float32(1e-3), num_groups=np.int64(2))
+    assert type(norm.num_features) is int and type(norm.eps) is float
+    norm.track_running_stats = False  # as BatchNorm: from here on nothing is averaged
+    norm(like(norm, (8, 6, 5, 5)).float())
+    assert torch.equal(norm.running_mean, torch.zeros(6)) and norm.num_batches_tracked == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # that torch.jit is deprecated
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_jit_traces_evaluation(name):
+    norm = make(name).eval()
+    x = like(norm, (8, 6, 5, 5)).float()
+    torch.testing.assert_close(torch.jit.trace(norm, x)(x), norm(x))
 
 
 @pytest.mark.parametrize("name", NAMES)

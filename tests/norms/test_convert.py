@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torchvision.models.resnet import Bottleneck, ResNet
 from torchvision.ops.misc import FrozenBatchNorm2d
 
@@ -14,7 +15,7 @@ from swbn_lightning import NormFactory, SWBN1d, SWBN2d, append_norm, convert_nor
 from swbn_lightning.backbones import build_backbone
 from swbn_lightning.norms import named_norms
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.norms.convert import AppendedNorm, NormAct
+from swbn_lightning.norms.wrappers import AppendedNorm, NormAct
 from tests.norms.networks import TORCHVISION, WITHOUT, lived, relative_error, same_state
 
 TIMM = {"resnet10t": 64, "mobilenetv3_small_050": 64, "ghostnet_050": 64, "regnety_002": 64, "levit_128s": 224}
@@ -126,6 +127,11 @@ def test_patterns():
         convert_norms(model, SWBN, include=["layer9.*"])
     with pytest.raises(ValueError, match=r"no BatchNorm layer fits 'shortcut'"):
         convert_norms(model, SWBN, exclude=["shortcut"])
+    for nothing in ({"include": []}, {"exclude": "*"}):
+        with pytest.raises(ValueError, match="leave no BatchNorm layer to convert"):
+            convert_norms(model, SWBN, **nothing)
+    convert_norms(model, SWBN, include="layer2.*")  # one pattern by itself
+    assert isinstance(model.layer2[0].bn1, SWBN2d)
 
 
 def test_eps_and_momentum_stay_unless_the_factory_names_them():
@@ -189,6 +195,7 @@ def test_an_optimiser_made_before_goes_on_and_training_reaches_the_old_layer():
     assert type(model[1]) is nn.BatchNorm2d
     assert torch.equal(model[1].weight, norm.weight) and torch.equal(model[1].running_var, norm.running_var)
     assert torch.equal(model[1].running_mean, norm.running_mean) and model[1].num_batches_tracked == 1
+    assert model[1].training and not revert_norms(convert_norms(model, SWBN).eval())[1].training
 
 
 @pytest.mark.parametrize("name", ["iternorm", "dbn"])
@@ -203,12 +210,42 @@ def test_the_variance_after_training_is_that_of_the_matrix(name):
     torch.testing.assert_close(revert_norms(norm).running_var, x.var(0), rtol=1e-3, atol=0)
 
 
+def test_the_variance_of_a_nearly_singular_matrix_is_not_lost_to_rounding():
+    torch.manual_seed(0)
+    x = torch.randn(2000, 1) * 30 + torch.randn(2000, 16) * 0.03
+    norm = convert_norms(nn.BatchNorm1d(16, momentum=None), NormFactory("dbn"))
+    norm(x)
+    torch.testing.assert_close(revert_norms(norm).running_var, x.var(0), rtol=0.05, atol=0)
+
+
 def test_a_cast_after_converting_reaches_the_old_layer():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     convert_norms(model, SWBN).double()
     revert_norms(model)
     assert all(value.dtype in (torch.float64, torch.long) for value in model.state_dict().values())
     model(torch.randn(2, 3, 4, 4, dtype=torch.float64))
+
+
+def test_dtypes_that_differ_are_kept_and_a_cast_is_followed():
+    mixed = nn.BatchNorm2d(4)
+    mixed.weight.data, mixed.bias.data = mixed.weight.data.half(), mixed.bias.data.half()
+    state = copy.deepcopy(mixed.state_dict())
+    assert same_state(revert_norms(convert_norms(mixed, SWBN)), state)
+    bare = convert_norms(nn.Sequential(nn.BatchNorm2d(4, affine=False)), SWBN).double()
+    revert_norms(bare)(torch.randn(2, 4, 3, 3, dtype=torch.float64))
+
+
+def test_converted_twice_reverts_to_the_first():
+    model = nn.Sequential(nn.BatchNorm2d(4, eps=0.5))
+    first = model[0]
+    convert_norms(convert_norms(model, NormFactory("bn")), SWBN)
+    assert revert_norms(model)[0] is first
+
+
+def test_an_activation_set_on_the_converted_layer_stays():
+    model = convert_norms(timm.create_model("mobilenetv3_small_050", num_classes=10), SWBN)
+    model.bn1.act = nn.GELU()
+    assert isinstance(revert_norms(model).bn1.act, nn.GELU)
 
 
 def test_copies_and_pickles_of_a_converted_network_revert_too():
@@ -278,6 +315,22 @@ def test_lazy_layers_turn_at_their_first_input(name):
     model(x)
 
 
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_lazy_layers_with_a_checkpoint_or_without_any_state(when):
+    given = lived(nn.Sequential(nn.BatchNorm2d(4)))
+    lazy = nn.Sequential(nn.LazyBatchNorm2d(affine=when != "never", track_running_stats=when != "never")).eval()
+    if when == "before":
+        lazy.load_state_dict(given.state_dict())
+    convert_norms(lazy, SWBN)
+    if when == "after":
+        lazy.load_state_dict(given.state_dict())
+    x = torch.randn(2, 4, 5, 5)
+    y = lazy(x)
+    assert isinstance(lazy[0], SWBN2d) and lazy[0].num_features == 4
+    if when != "never":
+        torch.testing.assert_close(y, given(x))
+
+
 def test_lazy_layers_revert_before_their_first_input():
     model = nn.Sequential(nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d())
     revert_norms(convert_norms(model, SWBN))
@@ -295,7 +348,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused_by_name():
         pass
 
     model = nn.Sequential(Renamed(3), Clamped(3))
-    with pytest.raises(ValueError, match=r"'1' is a .*Clamped, a BatchNorm with a forward of its own.*exclude"):
+    with pytest.raises(ValueError, match=r"'1' is a .*Clamped that does something of its own.*exclude"):
         convert_norms(model, SWBN)
     assert type(model[0]) is Renamed  # nothing was done by halves
     convert_norms(model, SWBN, exclude=["1"])
@@ -307,6 +360,40 @@ def test_a_process_group_of_its_own_is_refused():
     layer = nn.SyncBatchNorm(3, process_group=object())
     with pytest.raises(ValueError, match="process group of its own"):
         convert_norms(nn.Sequential(layer), SWBN)
+
+
+def test_what_an_instance_or_subclass_does_besides_is_refused():
+    class Frozen(nn.BatchNorm2d):
+        def train(self, mode=True):
+            return super().train(False)
+
+    patched, parametrized = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    patched.forward = lambda x: x * 0
+    parametrize.register_parametrization(parametrized, "weight", nn.Softplus())
+    for layer, words in (
+        (Frozen(3), "forward or train"),
+        (patched, "forward or train"),
+        (parametrized, "parametrised"),
+    ):
+        model = nn.Sequential(nn.LazyBatchNorm2d(), layer)
+        with pytest.raises(ValueError, match=rf"'1' .*{words}"):
+            convert_norms(model, SWBN)
+        assert type(model[0]) is nn.LazyBatchNorm2d  # nothing was done by halves
+    model = convert_norms(nn.Sequential(nn.BatchNorm2d(3)), SWBN)
+    parametrize.register_parametrization(model[0], "weight", nn.Softplus())
+    with pytest.raises(ValueError, match="is parametrised; make that permanent before reverting"):
+        revert_norms(model)
+
+
+def test_what_a_layer_refuses_is_said_with_its_name():
+    model = nn.Sequential(nn.BatchNorm2d(6), nn.BatchNorm2d(4))
+    with pytest.raises(ValueError, match=r"'1': SWBN2d: num_groups=3 does not divide num_features=4"):
+        convert_norms(model, NormFactory("swbn", num_groups=3))
+    assert type(model[0]) is nn.BatchNorm2d
+    lazy = convert_norms(nn.Sequential(nn.LazyBatchNorm2d()), NormFactory("swbn", num_groups=3))
+    for _ in range(2):  # and again, instead of going on as a BatchNorm
+        with pytest.raises(ValueError, match="num_groups=3 does not divide num_features=4"):
+            lazy(torch.randn(2, 4, 5, 5))
 
 
 def test_frozen_and_other_norms_are_left():
@@ -351,6 +438,21 @@ def test_appending_in_front_of_each_kind_of_layer(layer, shape):
     assert revert_norms(model)[1] is layer
 
 
+def test_an_appended_norm_takes_vectors_alone_and_old_checkpoints():
+    model = nn.Sequential(nn.Identity(), nn.Linear(6, 2))
+    state = copy.deepcopy(model.state_dict())
+    append_norm(model, "1", SWBN)
+    with pytest.raises(ValueError, match="expected 2D input"):
+        model(torch.randn(3, 6, 6))  # [N, T, C] with T = C: dimension 1 is not the channels
+    loaded = model.load_state_dict(state, strict=False)
+    assert not loaded.unexpected_keys and all(key.startswith("1.norm.") for key in loaded.missing_keys)
+    assert torch.equal(model[1].layer.weight, state["1.weight"])
+    shared = nn.Linear(3, 3)
+    model = nn.ModuleDict({"a": shared, "b": shared})
+    append_norm(model, "b", SWBN)
+    assert isinstance(model["a"], AppendedNorm) and model["a"] is model["b"]
+
+
 def test_appending_to_nothing_is_an_error():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.LazyLinear(2))
     with pytest.raises(ValueError, match=r"unknown layer 'fc'.*Known: 0"):
@@ -365,3 +467,8 @@ def test_meta_networks_convert():
         model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     convert_norms(model, SWBN)
     assert all(value.is_meta for value in model.state_dict().values())
+    model.to_empty(device="cpu")
+    for module in model:
+        module.reset_parameters()
+    revert_norms(model)(torch.randn(2, 3, 4, 4))
+    assert torch.equal(model[1].running_mean * 0, torch.zeros(4)) and model[1].num_batches_tracked == 1

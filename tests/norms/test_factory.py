@@ -50,7 +50,11 @@ def test_none_is_nothing():
     model = resnet18(norm_layer=NormFactory("none"), num_classes=3)
     assert not list(named_norms(model))
     x = torch.randn(2, 3)
-    assert NormFactory("none")(3, 1)(x) is x
+    before = x.clone()
+    y = NormFactory("none")(3, 1)(x)
+    assert torch.equal(y, x)
+    torch.relu_(y)
+    assert torch.equal(x, before)  # as behind any norm
 
 
 @pytest.mark.parametrize(("features", "groups"), [(16, 16), (48, 24), (64, 32), (37, 1), (320, 32)])

@@ -29,8 +29,9 @@ def network(family):
 
 def batches():
     torch.manual_seed(1)
-    inputs = [torch.randn(12, 3, 5, 5, dtype=torch.float64) * 2 + 30 for _ in range(3)]
-    return inputs, torch.randn(12, 4, 5, 5, dtype=torch.float64)
+    # One position an image: a process with one image has one value a channel.
+    inputs = [torch.randn(12, 3, 1, 1, dtype=torch.float64) * 2 + 30 for _ in range(3)]
+    return inputs, torch.randn(12, 4, 1, 1, dtype=torch.float64)
 
 
 def train(model, part):
