@@ -173,9 +173,8 @@ class WhiteningNorm(nn.Module):
         No branch on the host, and buffers are only copied into: the graph may hold what they were made from.
         """
         self.num_batches_rejected += ~accepted
-        if (
-            self.num_batches_tracked is None or not self.track_running_stats
-        ):  # the flag may be set later, as BatchNorm's
+        # The flag may have been set since, as BatchNorm's may.
+        if self.num_batches_tracked is None or not self.track_running_stats:
             return
         self.num_batches_tracked += accepted
         factor = self._average_factor()

@@ -77,8 +77,7 @@ def convert_norms(
     wanted = {m: own[0] for m, own in names.items() if _fits(own, include) and not _fits(own, exclude)}
     if not wanted:
         raise InputError(f"include={list(include)}, exclude={list(exclude)} leave no BatchNorm layer to convert.")
-    for module, name in wanted.items():  # all, before anything is changed
-        _kind(module, name)
+    # All are made before anything in the model is changed.
     chosen = {m: _converted(m, name, factory) for m, name in wanted.items() if type(m) not in _LAZY}
     for module in wanted:
         if type(module) in _LAZY:
@@ -234,8 +233,6 @@ def _kind(old: nn.Module, name: str) -> tuple[type[nn.Module], bool]:
             f"{name!r} synchronises over a process group of its own; the layers here do so over all processes or "
             "(sync=False) over none. Leave it out with exclude=, or make it without process_group."
         )
-    if type(old) in _LAZY:
-        return type(old), False
     if parametrize.is_parametrized(old) or "weight" not in old._parameters:
         raise InputError(f"{name!r} is parametrised or pruned; make that permanent first, or leave it out (exclude=).")
     overridden = {"forward", "train"} & set(old.__dict__) or type(old).train is not nn.Module.train

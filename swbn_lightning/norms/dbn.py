@@ -23,7 +23,7 @@ class DBN(BatchWhitening):
     ``running <- (1 - momentum) * running + momentum * batch`` for the mean and for W; evaluation uses these two.
     Without running statistics the batch's own are used in both modes. A batch that is not finite leaves the state
     as it was and is counted in ``num_batches_rejected``. The decomposition waits for the host on a GPU, so this
-    layer cannot be captured in a CUDA graph; it has no second derivative.
+    layer cannot be captured in a CUDA graph.
 
     Args:
         num_features: ``d``, the channels.

@@ -9,12 +9,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def is_synchronized(sync: bool) -> bool:
     """Whether ``sync=True`` has anything to do here: a process group of more than one process."""
     return sync and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over all processes; so is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _AllReduce.apply(grad)
 
 
 class _AllGather(torch.autograd.Function):
@@ -27,11 +40,8 @@ class _AllGather(torch.autograd.Function):
         return torch.stack(gathered)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total[dist.get_rank()]
+        return _AllReduce.apply(grad)[dist.get_rank()]
 
 
 def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,23 +76,6 @@ def merge_mean(mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
     means, counts = parts[:, :-1], parts[:, -1:].detach()
     total = counts.sum()
     return (counts * means).sum(0) / total, total
-
-
-class _AllReduce(torch.autograd.Function):
-    """The sum over all processes; so is its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        total = values.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
 
 
 def merge_covariance(covariance: Tensor, count: int, total: Tensor) -> Tensor:

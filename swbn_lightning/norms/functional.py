@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 Criterion = Literal["fro", "kl"]
@@ -174,8 +173,8 @@ def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:
 def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
     """``S^(-1/2) = U diag(1/sqrt(lambda)) U^T`` by eigendecomposition; the gradient goes through it.
 
-    The ZCA whitening of Decorrelated Batch Normalization. The gradient is that of the matrix function itself
-    (Daleckii and Krein 1965), in which no difference of eigenvalues is divided by: equal ones are no trouble.
+    The ZCA whitening of Decorrelated Batch Normalization. The gradient (of any order) is that of the matrix function
+    itself, in which no difference of eigenvalues is divided by: equal ones are no trouble.
 
     Args:
         covariance: ``S``, symmetric, ``[..., d, d]``.
@@ -191,22 +190,39 @@ def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
 
 
 class _InverseSqrt(torch.autograd.Function):
+    """``W = S^(-1/2)``. From ``W W = S^(-1)``: ``dL/dS = -W^2 X W^2`` with ``X W + W X = dL/dW``."""
+
     @staticmethod
     def forward(ctx: Any, s: Tensor, floor: float) -> Tensor:
         values, vectors = torch.linalg.eigh(s)
-        roots = values.clamp(min=floor).sqrt()
-        ctx.save_for_backward(roots, vectors)
-        return (vectors / roots.unsqueeze(-2)) @ vectors.mT
+        inverse_roots = values.clamp(min=floor).rsqrt()
+        w = (vectors * inverse_roots.unsqueeze(-2)) @ vectors.mT
+        ctx.save_for_backward(w, inverse_roots, vectors)
+        return w
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        roots, vectors = ctx.saved_tensors
-        a, b = roots.unsqueeze(-1), roots.unsqueeze(-2)
-        # (1/a - 1/b) / (a^2 - b^2) for roots a, b; at a = b this is the derivative itself.
-        slopes = -1 / (a * b * (a + b))
-        inner = vectors.mT @ ((grad + grad.mT) / 2) @ vectors
-        return vectors @ (slopes * inner) @ vectors.mT, None
+        w, inverse_roots, vectors = ctx.saved_tensors
+        x = _Sylvester.apply(w, (grad + grad.mT) / 2, inverse_roots, vectors)
+        square = w @ w
+        return -square @ x @ square, None
+
+
+class _Sylvester(torch.autograd.Function):
+    """``X`` of ``X W + W X = G`` for a symmetric ``W`` with given eigenvalues and vectors."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, g: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        inner = vectors.mT @ g @ vectors / (values.unsqueeze(-1) + values.unsqueeze(-2))
+        x = vectors @ inner @ vectors.mT
+        ctx.save_for_backward(w, x, values, vectors)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        w, x, values, vectors = ctx.saved_tensors
+        z = _Sylvester.apply(w, grad, values, vectors)
+        return -(x.mT @ z + z @ x.mT), z, None, None
 
 
 def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

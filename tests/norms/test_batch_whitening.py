@@ -117,6 +117,7 @@ def test_zca_is_the_inverse_root_and_its_gradient_is_right():
         return WF.zca_inverse_sqrt((values + values.mT) / 2)
 
     assert torch.autograd.gradcheck(symmetric, s.requires_grad_())
+    assert torch.autograd.gradgradcheck(symmetric, s)
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-12, 1e-7])

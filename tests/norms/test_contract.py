@@ -286,6 +286,23 @@ def test_an_evaluation_forward_survives_a_training_forward_before_its_backward(n
     assert torch.equal(a.grad, expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives(name):
+    # Of the gradient's square, against central differences; SWBN with a step of nothing, since W is a constant.
+    norm = make(name, 1).double()
+    norm.step_size = 1e-30
+    x = like(norm, (12, 6)).requires_grad_()
+
+    def penalty(x):
+        (gradient,) = torch.autograd.grad((copy.deepcopy(norm)(x) ** 3).sum(), x, create_graph=True)
+        return gradient.square().sum()
+
+    (found,) = torch.autograd.grad(penalty(x), x)
+    direction = torch.randn_like(x)
+    ahead, back = (penalty((x + sign * 1e-6 * direction).detach().requires_grad_()) for sign in (1, -1))
+    torch.testing.assert_close((found * direction).sum(), (ahead - back) / 2e-6, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_copies_pickles_and_state_dicts_are_their_own(name, groups):
