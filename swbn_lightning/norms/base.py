@@ -172,11 +172,11 @@ class WhiteningNorm(nn.Module):
 
         No branch on the host, and buffers are only copied into: the graph may hold what they were made from.
         """
-        self.num_batches_rejected += ~accepted
+        self.num_batches_rejected.add_(~accepted)  # in place: checkpointing under torch.compile allows no assignment
         # The flag may have been set since, as BatchNorm's may.
         if self.num_batches_tracked is None or not self.track_running_stats:
             return
-        self.num_batches_tracked += accepted
+        self.num_batches_tracked.add_(accepted)
         factor = self._average_factor()
         for name, value in batch.items():
             running = getattr(self, name)

@@ -8,6 +8,7 @@ from torch import Tensor
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_mean
+from swbn_lightning.norms.recompute import first_run, is_recomputing
 
 
 class BatchWhitening(WhiteningNorm):
@@ -53,10 +54,13 @@ class BatchWhitening(WhiteningNorm):
             s = merge_covariance(s, count, total)
         s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         w = self._inverse_sqrt(s)
-        if self.training:
+        # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
+        compiling = torch.compiler.is_compiling()
+        if self.training and (compiling or not is_recomputing()):
             with torch.no_grad():
-                accepted = torch.isfinite(w).all() & torch.isfinite(mean).all()
-                self._update_running(accepted, running_mean=mean, whitening_matrix=w)
+                batch = first_run(mean) if compiling else mean
+                accepted = torch.isfinite(w).all() & torch.isfinite(batch).all()
+                self._update_running(accepted, running_mean=batch, whitening_matrix=w)
         return WF.whiten(centred, w, self.weight, self.bias)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:

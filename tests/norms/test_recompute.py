@@ -1,0 +1,254 @@
+"""Activation checkpointing and torch.compile: what plain training gives, or an error."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from swbn_lightning import NormFactory, SWBN1d
+from swbn_lightning.norms.recompute import FirstRuns
+
+NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
+KINDS = [True, False]  # use_reentrant
+
+
+def network(name):
+    options = {"step_size": 0.1} if name.startswith("swbn") else {}
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), NormFactory(name, **options)(6), nn.ReLU(),
+        nn.Conv2d(6, 6, 1), NormFactory(name, **options)(6),
+    )  # fmt: skip
+
+
+def segment(reentrant):
+    return functools.partial(checkpoint, use_reentrant=reentrant)
+
+
+def assert_same_training(run, model, plain_run, plain, steps=3, tolerance=1e-5):
+    """``run(x)`` and ``plain_run(x)`` train their models alike: outputs, gradients, state."""
+    for _ in range(steps):
+        a = torch.randn(4, 3, 8, 8).requires_grad_()
+        b = a.detach().clone().requires_grad_()
+        y, expected = run(a), plain_run(b)
+        (y**3).sum().backward(), (expected**3).sum().backward()
+        torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
+        assert (a.grad - b.grad).norm() <= tolerance * b.grad.norm()
+    for (key, value), reference in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, reference, rtol=tolerance, atol=tolerance, msg=key)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (mine.grad - theirs.grad).norm() <= tolerance * theirs.grad.norm()
+    counted = [m.num_batches_tracked.item() for m in model.modules() if hasattr(m, "num_batches_tracked")]
+    assert counted and min(counted) == max(counted) >= steps
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpointing_changes_nothing(name, reentrant):
+    model = network(name)
+    plain = copy.deepcopy(model)
+    assert_same_training(lambda x: segment(reentrant)(model, x), model, plain, plain)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("reentrant", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_nested_segments(name, reentrant):
+    model = network(name)
+    plain = copy.deepcopy(model)
+    run = segment(reentrant)
+    assert_same_training(lambda x: run(lambda y: run(model[3:], run(model[:3], y)), x), model, plain, plain)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("reentrant", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_several_forwards_before_the_backward(name, reentrant):
+    # Also the very same batch twice, and a forward without a backward in between: the latest fits, then the earlier.
+    model = network(name)
+    plain = copy.deepcopy(model)
+    run = segment(reentrant)
+
+    def twice(forward):
+        def loss(x):
+            forward(x.detach() + 1)
+            return forward(x) + 2 * forward(2 * x) + 3 * forward(x * 1.0)
+
+        return loss
+
+    assert_same_training(twice(lambda x: run(model, x)), model, twice(plain), plain)
+
+
+@pytest.mark.parametrize("checkpointed", [None, *KINDS])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_used_twice_in_one_segment(name, checkpointed):
+    model = network(name)
+    plain = copy.deepcopy(model)
+
+    def use(model):
+        return lambda x: model[4](torch.relu(model[4](model[3](model[1](model[0](x))))))
+
+    run = use(model) if checkpointed is None else lambda x: segment(checkpointed)(use(model), x)
+    reference = copy.deepcopy(plain)
+    if checkpointed is None:  # against one layer a use, which share what is learnt
+        second = copy.deepcopy(reference[4])
+
+        def apart(x):
+            h = reference[4](reference[3](reference[1](reference[0](x))))
+            second.load_state_dict(reference[4].state_dict())
+            h = second(torch.relu(h))
+            reference[4].load_state_dict(second.state_dict())
+            return h
+
+        x = torch.randn(4, 3, 8, 8)
+        torch.testing.assert_close(run(x), apart(x))
+    else:
+        a = torch.randn(4, 3, 8, 8).requires_grad_()
+        b = a.detach().clone().requires_grad_()
+        (run(a) ** 3).sum().backward(), (use(plain)(b) ** 3).sum().backward()
+        torch.testing.assert_close(a.grad, b.grad)
+        torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_twice_the_same_batch_in_one_segment_is_an_error(reentrant):
+    norm = SWBN1d(4, step_size=0.1)
+    x = torch.randn(16, 4, requires_grad=True)
+    y = segment(reentrant)(lambda x: norm(x) * norm(x), x)
+    with pytest.raises(RuntimeError, match="twice on the very same batch"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_another_batch_the_second_time_is_an_error(reentrant):
+    norm = SWBN1d(4)
+    x = torch.randn(16, 4, requires_grad=True)
+    y = checkpoint(lambda x: norm(x + torch.randn(16, 4)), x, use_reentrant=reentrant, preserve_rng_state=False)
+    before = norm.whitening_matrix.clone()
+    with pytest.raises(RuntimeError, match="has not seen in a forward under torch.utils.checkpoint"):
+        y.sum().backward()
+    assert torch.equal(norm.whitening_matrix, before)
+
+
+def test_nothing_is_kept_where_nothing_is_run_again():
+    norm = SWBN1d(4, step_size=0.1)
+    norm(torch.randn(16, 4, requires_grad=True)).sum().backward()
+    with torch.no_grad():
+        norm(torch.randn(16, 4))
+    with torch.autograd.graph.save_on_cpu():
+        norm(torch.randn(16, 4, requires_grad=True))
+    assert not norm._first_runs._runs
+    with torch.no_grad():
+        for reentrant in KINDS:
+            segment(reentrant)(norm, torch.randn(16, 4))
+    for _ in range(200):  # forwards that no backward follows
+        checkpoint(norm, torch.randn(16, 4, requires_grad=True), use_reentrant=False)
+    assert len(norm._first_runs._runs) <= 65
+    for twin in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
+        assert isinstance(twin._first_runs, FirstRuns) and not twin._first_runs._runs
+    for _ in range(3):
+        checkpoint(norm, torch.randn(16, 4, requires_grad=True), use_reentrant=False).sum().backward()
+    assert sum(run.used for run in norm._first_runs._runs) == 1
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["swbn-fro", "swbn-kl", "iternorm"])
+def test_compiled_in_one_graph_as_eager(name, training):
+    model = network(name)
+    model(torch.randn(4, 3, 8, 8))
+    plain = copy.deepcopy(model.train(training))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        a = torch.randn(4, 3, 8, 8).requires_grad_()
+        b = a.detach().clone().requires_grad_()
+        y, expected = compiled(a), plain(b)
+        (y**3).sum().backward(), (expected**3).sum().backward()
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+    assert model[1].num_batches_tracked == (3 if training else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["swbn-fro", "swbn-kl", "iternorm"])
+def test_compiled_by_inductor_as_eager(name):
+    model = network(name)
+    plain = copy.deepcopy(model)
+    assert_same_training(torch.compile(model, fullgraph=True), model, plain, plain, tolerance=1e-4)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reentrant", KINDS)
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
+def test_a_compiled_layer_in_a_checkpointed_segment_is_an_error(name, reentrant):
+    compiled = torch.compile(network(name), backend="aot_eager")
+    y = segment(reentrant)(compiled, torch.randn(4, 3, 8, 8, requires_grad=True))
+    with pytest.raises(RuntimeError, match=r"runs a compiled normalisation layer again.*torch.compiler.disable"):
+        y.sum().backward()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpointed_function_compiled_whole_is_right_or_an_error():
+    model = network("iternorm")
+    plain = copy.deepcopy(model)
+    run = torch.compile(lambda x: segment(False)(model, x), fullgraph=True, backend="aot_eager")
+    assert_same_training(run, model, plain, plain, tolerance=1e-4)
+    model = network("swbn-fro")
+    run = torch.compile(lambda x: segment(False)(model, x), fullgraph=True, backend="aot_eager")
+    y = run(torch.randn(4, 3, 8, 8, requires_grad=True))
+    with pytest.raises(RuntimeError, match="runs a compiled normalisation layer again"):
+        y.sum().backward()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_remedy_that_the_error_names(whole):
+    model = network("swbn-fro")
+    plain = copy.deepcopy(model)
+    for layer in (model[1], model[4]):
+        layer.forward = torch.compiler.disable(layer.forward)
+    if whole:
+        run = torch.compile(lambda x: segment(False)(model, x), backend="aot_eager")
+    else:
+        run = functools.partial(segment(False), torch.compile(model, backend="aot_eager"))
+    assert_same_training(run, model, plain, plain, tolerance=1e-4)
+
+
+class NoHostSynchronisation(TorchDispatchMode):
+    """Refuses the operators by which a value reaches the host."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "item", "masked_select"), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_training_step_brings_no_value_to_the_host(name, momentum):
+    norm = NormFactory(name, momentum=momentum)(6)
+    x = torch.randn(4, 6, 5, 5, requires_grad=True)
+    with NoHostSynchronisation():
+        norm(x).square().sum().backward()
+    assert norm.num_batches_tracked == 1
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoHostSynchronisation():
+        x.sum().item()
