@@ -17,8 +17,10 @@ from swbn_lightning.norms import (
     SWBN2d,
     SWBN3d,
     append_norm,
+    check_norms,
     convert_norms,
     fuse_norms,
+    norm_parameter_groups,
     revert_norms,
 )
 
@@ -40,8 +42,10 @@ __all__ = [
     "WhitenessMonitor",
     "__version__",
     "append_norm",
+    "check_norms",
     "convert_norms",
     "fuse_norms",
+    "norm_parameter_groups",
     "revert_norms",
 ]
 

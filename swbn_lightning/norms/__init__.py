@@ -4,7 +4,9 @@ from swbn_lightning.norms.convert import append_norm, convert_norms, revert_norm
 from swbn_lightning.norms.dbn import DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.factory import NormFactory, named_norms, norm_layer_types
 from swbn_lightning.norms.fuse import FusionReport, fuse_norms
+from swbn_lightning.norms.health import NormFinding, check_norms
 from swbn_lightning.norms.iternorm import IterNorm1d, IterNorm2d, IterNorm3d
+from swbn_lightning.norms.parameters import norm_parameter_groups
 from swbn_lightning.norms.swbn import SWBN1d, SWBN2d, SWBN3d
 
 __all__ = [
@@ -16,13 +18,16 @@ __all__ = [
     "IterNorm2d",
     "IterNorm3d",
     "NormFactory",
+    "NormFinding",
     "SWBN1d",
     "SWBN2d",
     "SWBN3d",
     "append_norm",
+    "check_norms",
     "convert_norms",
     "fuse_norms",
     "named_norms",
     "norm_layer_types",
+    "norm_parameter_groups",
     "revert_norms",
 ]

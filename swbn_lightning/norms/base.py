@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.functional import accumulation_dtype, per_channel
 
+_HEALTH = ("num_batches_rejected", "num_batches_small")  # counters for `check_norms`, not part of a state
+
 
 class WhiteningNorm(nn.Module):
     """Parameters, buffers, checks, casting and loading of a whitening layer; a family adds ``forward``.
@@ -33,7 +35,8 @@ class WhiteningNorm(nn.Module):
     running_mean: Tensor | None
     num_batches_tracked: Tensor | None
     whitening_matrix: Tensor | None
-    num_batches_rejected: Tensor
+    num_batches_rejected: Tensor  # not finite
+    num_batches_small: Tensor  # fewer samples than channels that are whitened together
 
     def __init__(
         self,
@@ -80,7 +83,8 @@ class WhiteningNorm(nn.Module):
         self.register_buffer("num_batches_tracked", counter if track_running_stats else None)
         matrix = torch.empty(num_groups, width, width, device=device, dtype=state_dtype)
         self.register_buffer("whitening_matrix", matrix if track_running_stats or self._learns_matrix else None)
-        self.register_buffer("num_batches_rejected", torch.empty_like(counter), persistent=False)
+        for health in _HEALTH:
+            self.register_buffer(health, torch.empty_like(counter), persistent=False)
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:
@@ -93,7 +97,8 @@ class WhiteningNorm(nn.Module):
         if self.whitening_matrix is not None:
             w = self.whitening_matrix
             w.copy_(torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w))
-        self.num_batches_rejected.zero_()
+        for health in _HEALTH:
+            self.get_buffer(health).zero_()
 
     def reset_parameters(self) -> None:
         """Also gamma 1 and beta 0, as BatchNorm's."""
@@ -167,11 +172,12 @@ class WhiteningNorm(nn.Module):
         y = x.clone() if weight is None else x * weight
         return y if bias is None else y + bias
 
-    def _update_running(self, accepted: Tensor, **batch: Tensor) -> None:
+    def _update_running(self, accepted: Tensor, samples: int | Tensor, **batch: Tensor) -> None:
         """Mix each of ``batch`` into the buffer of that name, unless the batch was rejected; count both cases.
 
         No branch on the host, and buffers are only copied into: the graph may hold what they were made from.
         """
+        self.num_batches_small.add_(samples < self.num_features // self.num_groups)
         self.num_batches_rejected.add_(~accepted)  # in place: checkpointing under torch.compile allows no assignment
         # The flag may have been set since, as BatchNorm's may.
         if self.num_batches_tracked is None or not self.track_running_stats:
@@ -222,8 +228,9 @@ class WhiteningNorm(nn.Module):
                 state_dict[prefix + name] = value.to(accumulation_dtype(value.dtype))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         device = next((b.device for b in self.buffers() if not b.is_meta), None)
-        if self.num_batches_rejected.is_meta and device is not None:  # not in the state: assign=True left it behind
-            self.num_batches_rejected = torch.zeros_like(self.num_batches_rejected, device=device)
+        for health in _HEALTH:  # not in the state: assign=True leaves them behind
+            if self.get_buffer(health).is_meta and device is not None:
+                setattr(self, health, torch.zeros((), dtype=torch.long, device=device))
 
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
         """The W with which this layer, evaluated, does what the BatchNorm in ``state_dict`` did."""

@@ -60,7 +60,9 @@ class BatchWhitening(WhiteningNorm):
             with torch.no_grad():
                 batch = first_run(mean) if compiling else mean
                 accepted = torch.isfinite(w).all() & torch.isfinite(batch).all()
-                self._update_running(accepted, running_mean=batch, whitening_matrix=w)
+                self._update_running(
+                    accepted, count if total is None else total, running_mean=batch, whitening_matrix=w
+                )
         return WF.whiten(centred, w, self.weight, self.bias)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:

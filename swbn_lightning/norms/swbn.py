@@ -134,12 +134,12 @@ class SWBN(WhiteningNorm):
                 s = WF.covariance(xs, self.num_groups)
                 if total is not None:
                     s = merge_covariance(s, count, total)
-                w = self._update_state(mean, variance, s)
+                w = self._update_state(mean, variance, s, count if total is None else total)
                 if not compiling:
                     self._first_runs.note(mean, variance, w)
         return WF.whiten(xs, w, self.weight, self.bias)
 
-    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor) -> Tensor:
+    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor, samples: int | Tensor) -> Tensor:
         """Step W and the running statistics; returns the W of this forward, a tensor of its own.
 
         The graph keeps the returned tensor; the buffers are only copied into, so that a second forward
@@ -152,7 +152,7 @@ class SWBN(WhiteningNorm):
         if torch.compiler.is_compiling():
             w = first_run(w)
         old.copy_(w)
-        self._update_running(accepted, running_mean=mean, running_var=variance)
+        self._update_running(accepted, samples, running_mean=mean, running_var=variance)
         return w
 
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.norms import named_norms
+from swbn_lightning.norms import check_norms, named_norms
 from swbn_lightning.whiteness.measure import LayerWhiteness, measure_whiteness
 
 
@@ -19,6 +20,9 @@ class WhitenessMonitor(pl.Callback):
     over the layers as ``whiteness/distance/mean`` and ``whiteness/rms/mean``. Measured in evaluation mode on a
     fixed sample of validation images; modes, state and random streams stay what they were. The history is
     part of the checkpoint.
+
+    After each epoch it also warns of what :func:`swbn_lightning.check_norms` finds: batches that were not finite, too
+    few samples, a whitening matrix that has grown; each once a layer and training.
 
     A network without normalisation layers is left alone.
 
@@ -48,12 +52,17 @@ class WhitenessMonitor(pl.Callback):
         #: One entry a measurement: ``{"epoch", "step", "distance", "rms"}``, means over the layers; epoch -1 is
         #: before training.
         self.history: list[dict[str, float]] = []
+        self._warned: set[tuple[str, str]] = set()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.history:  # a resumed run has its start in the checkpoint
             self._measure(trainer, pl_module, epoch=-1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for finding in check_norms(pl_module):
+            if (finding.name, finding.kind) not in self._warned:
+                self._warned.add((finding.name, finding.kind))
+                rank_zero_warn(str(finding))
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._measure(trainer, pl_module, epoch=trainer.current_epoch)
 

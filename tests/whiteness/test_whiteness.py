@@ -185,6 +185,19 @@ def test_the_monitor_follows_any_lightning_module_and_changes_nothing():
     assert other.history == monitor.history
 
 
+class RejectsOne(pl.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.net[0][1].num_batches_rejected += 1
+
+
+def test_the_monitor_warns_once_of_what_the_layers_have_met():
+    monitor = WhitenessMonitor(images=torch.randn(20, 3, 6, 6))
+    with pytest.warns(UserWarning) as caught:
+        fit([monitor, RejectsOne()], epochs=3)
+    told = [str(warning.message) for warning in caught if "not finite" in str(warning.message)]
+    assert len(told) == 1 and told[0].startswith("net.0.1: 1 training batches were not finite")
+
+
 def test_the_monitor_without_images_says_what_would_work():
     with pytest.raises(ValueError, match="sample_images"):
         fit([WhitenessMonitor()])

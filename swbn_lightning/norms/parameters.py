@@ -1,0 +1,44 @@
+"""Weight decay that spares what it should not shrink."""
+
+from typing import Any
+
+from torch import nn
+
+from swbn_lightning.errors import InputError
+from swbn_lightning.norms.factory import norm_layer_types
+
+
+def norm_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups for an optimiser: weights with decay, normalisation layers and biases without.
+
+    Gamma and beta of every normalisation layer (this package's, PyTorch's and registered ones) and every other
+    ``bias``; W is no parameter and never decays. Each parameter once, in the model's order, those that need no
+    gradient left out. As::
+
+        optimizer = torch.optim.SGD(norm_parameter_groups(model, 5e-4), lr=0.1, momentum=0.9)
+
+    Args:
+        model: any network.
+        weight_decay: for the first group; at least 0.
+
+    Returns:
+        Two groups, ``{"params", "weight_decay"}`` each.
+
+    Raises:
+        InputError: a negative weight decay, or no parameter that needs a gradient.
+    """
+    if not weight_decay >= 0:
+        raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}.")
+    spared = {
+        id(parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if name == "bias" or isinstance(module, norm_layer_types())
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise InputError(f"{type(model).__name__} has no parameter that needs a gradient.")
+    return [
+        {"params": [p for p in trained if id(p) not in spared], "weight_decay": weight_decay},
+        {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
+    ]
