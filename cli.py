@@ -16,6 +16,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 import classification  # noqa: F401 (its classes are known by their short names)
 import fewshot  # noqa: F401
 from fewshot.prediction import PredictionTable
+from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.errors import InputError
 from swbn_lightning.report import ResultTable
 from swbn_lightning.runs import find_checkpoint, new_run_folder

@@ -19,9 +19,12 @@ from swbn_lightning.norms import (
     append_norm,
     check_norms,
     convert_norms,
+    freeze_norms,
     fuse_norms,
     norm_parameter_groups,
     revert_norms,
+    unfreeze_norms,
+    update_norms,
 )
 
 if TYPE_CHECKING:
@@ -44,9 +47,12 @@ __all__ = [
     "append_norm",
     "check_norms",
     "convert_norms",
+    "freeze_norms",
     "fuse_norms",
     "norm_parameter_groups",
     "revert_norms",
+    "unfreeze_norms",
+    "update_norms",
 ]
 
 

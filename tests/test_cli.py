@@ -197,6 +197,22 @@ def test_precisions(precision, run):
     main(["fit", *run[1], f"--trainer.precision={precision}", "--trainer.fast_dev_run=true"])
 
 
+def test_averaged_weights_with_their_own_statistics(run, capsys):
+    _, arguments = run
+    callbacks = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5"]
+    main(["fit", *arguments, "--run.name=averaged", *callbacks, "--trainer.callbacks+=UpdateNorms"])
+    folder = find_checkpoint(run[0].parent / "averaged", "last").parent
+    averaged, last = (
+        torch.load(folder / name, weights_only=True)["state_dict"] for name in ("averaged.ckpt", "last.ckpt")
+    )
+    mean = next(key for key in last if key.endswith("running_mean"))
+    weight = next(key for key in last if key.endswith("conv1.weight"))
+    assert torch.equal(averaged[weight], last[weight])  # Lightning's checkpoints hold the average too,
+    assert not torch.equal(averaged[mean], last[mean])  # with other statistics
+    main(["test", *arguments, "--ckpt_path", str(folder / "averaged.ckpt")])
+    assert "accuracy ± 95%" in capsys.readouterr().out
+
+
 def test_the_checkpoint_holds_plain_data(run):
     checkpoint = torch.load(run[0] / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
     hyperparameters = checkpoint["hyper_parameters"]

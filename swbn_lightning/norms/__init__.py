@@ -3,11 +3,13 @@
 from swbn_lightning.norms.convert import append_norm, convert_norms, revert_norms
 from swbn_lightning.norms.dbn import DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.factory import NormFactory, named_norms, norm_layer_types
+from swbn_lightning.norms.freeze import freeze_norms, unfreeze_norms
 from swbn_lightning.norms.fuse import FusionReport, fuse_norms
 from swbn_lightning.norms.health import NormFinding, check_norms
 from swbn_lightning.norms.iternorm import IterNorm1d, IterNorm2d, IterNorm3d
 from swbn_lightning.norms.parameters import norm_parameter_groups
 from swbn_lightning.norms.swbn import SWBN1d, SWBN2d, SWBN3d
+from swbn_lightning.norms.update import update_norms
 
 __all__ = [
     "DBN1d",
@@ -25,9 +27,12 @@ __all__ = [
     "append_norm",
     "check_norms",
     "convert_norms",
+    "freeze_norms",
     "fuse_norms",
     "named_norms",
     "norm_layer_types",
     "norm_parameter_groups",
     "revert_norms",
+    "unfreeze_norms",
+    "update_norms",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.norms.functional import accumulation_dtype, per_channel
+from swbn_lightning.norms.functional import accumulation_dtype, num_samples, per_channel
 
 _HEALTH = ("num_batches_rejected", "num_batches_small")  # counters for `check_norms`, not part of a state
 
@@ -258,8 +258,3 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 def graph_may_hold_state() -> bool:
     """Whether evaluation must copy the state first, since a backward may follow (``torch.jit.trace`` has none)."""
     return torch.is_grad_enabled() and not torch.jit.is_tracing()
-
-
-def num_samples(x: Tensor) -> int:
-    """Values a channel: ``N``, ``N * L`` or ``N * H * W``."""
-    return x.shape[0] * math.prod(x.shape[2:])

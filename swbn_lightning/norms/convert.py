@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.factory import NormFactory
+from swbn_lightning.norms.freeze import freeze, is_frozen, thaw
 from swbn_lightning.norms.replace import move_hooks, replace_modules
 from swbn_lightning.norms.wrappers import AppendedNorm, NormAct
 
@@ -36,10 +37,11 @@ def convert_norms(
 
     BatchNorm1d/2d/3d, SyncBatchNorm and the lazy ones (which turn into the new layer when their first input tells
     the channels). A replaced layer keeps its parameters (the same objects, so an optimiser made before stays right),
-    running statistics, eps and momentum (unless the factory names them), device, training mode, hooks around forward
-    and backward; a whitening layer starts with the W with which the network's output in evaluation is the old one.
-    Names in the state dict stay, but timm's layers with an activation inside become a ``NormAct`` (with names as
-    ``bn1.norm.weight``), and IterNorm and DBN have no ``running_var``; a checkpoint from before loads all the same.
+    running statistics, eps and momentum (unless the factory names them), device, training mode (frozen by
+    :func:`swbn_lightning.freeze_norms`, too), hooks around forward and backward; a whitening layer starts with the W
+    with which the network's output in evaluation is the old one. Names in the state dict stay, but timm's layers with
+    an activation inside become a ``NormAct`` (with names as ``bn1.norm.weight``), and IterNorm and DBN have no
+    ``running_var``; a checkpoint from before loads all the same.
     Normalisations other than BatchNorm are left as they are.
 
     The paper's placements (Zhang et al., CVPR 2021)::
@@ -181,6 +183,8 @@ class _BecomesConverted:
         new = _converted(old, "lazy layer", factory)
         self.__class__ = type(new)
         object.__setattr__(self, "__dict__", new.__dict__)
+        if is_frozen(new):
+            freeze(self)
         return type(self).forward(self, x)
 
 
@@ -222,6 +226,10 @@ def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
     new.__dict__[_ORIGINAL] = (old, _dtype(norm))
     move_hooks(old, new)
     new.training = norm.training = old.training
+    if is_frozen(old):
+        freeze(norm)
+        if isinstance(new, NormAct):
+            new.training = new.drop.training  # the mode that it would have
     return new
 
 
@@ -235,7 +243,8 @@ def _kind(old: nn.Module, name: str) -> tuple[type[nn.Module], bool]:
         )
     if parametrize.is_parametrized(old) or "weight" not in old._parameters:
         raise InputError(f"{name!r} is parametrised or pruned; make that permanent first, or leave it out (exclude=).")
-    overridden = {"forward", "train"} & set(old.__dict__) or type(old).train is not nn.Module.train
+    trains_itself = type(old).train is not nn.Module.train or ("train" in old.__dict__ and not is_frozen(old))
+    overridden = trains_itself or "forward" in old.__dict__
     if base is not None and not overridden:
         if type(old).forward is base.forward:
             return base, False
@@ -272,7 +281,9 @@ def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
     if isinstance(module, NormAct):
         old.drop, old.act = module.drop, module.act
     move_hooks(module, old)
-    old.training = module.training
+    thaw(old, module.training)
+    if is_frozen(norm):
+        freeze(old)
     return old
 
 

@@ -35,7 +35,7 @@ class DBN(BatchWhitening):
         num_groups: whiten so many contiguous blocks of channels apart. None: blocks of the largest divisor of
             ``num_features`` up to 16 channels; 1 is one block of all.
         sync: in a distributed run, use the statistics of the whole batch over all processes. Two collectives a
-            forward, two a backward.
+            forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
 
     Shape:

@@ -1,7 +1,6 @@
 """Statistics of one batch that is spread over several processes.
 
-Two collectives a layer and step forward (statistics, covariance). Backward one where the covariance has no
-gradient (SWBN: W is a constant to the task), two where it has one (IterNorm, DBN).
+Two collectives a layer and step forward (statistics, covariance), one backward.
 """
 
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from swbn_lightning.norms import functional as WF
 
 
 def is_synchronized(sync: bool) -> bool:
@@ -70,14 +71,54 @@ def _of_part(mean: Tensor, count: int) -> Tensor:
     return mean if count else mean.nan_to_num()
 
 
-def merge_mean(mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Mean and count of the whole batch from those of each process's part; the gradient goes through."""
-    parts = _AllGather.apply(torch.cat([_of_part(mean, count), mean.new_tensor([count])]))
-    means, counts = parts[:, :-1], parts[:, -1:].detach()
-    total = counts.sum()
-    return (counts * means).sum(0) / total, total
-
-
 def merge_covariance(covariance: Tensor, count: int, total: Tensor) -> Tensor:
-    """The covariance of the whole batch from each process's, centred by the whole batch's mean; with gradient."""
+    """The covariance of the whole batch from each process's, centred by the whole batch's mean."""
     return _AllReduce.apply(covariance * (count / total))
+
+
+def merged_center(x: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """This process's part of a batch, centred, with the statistics of the whole batch; the gradient goes through.
+
+    Args:
+        x: ``[N, C, ...]``; its samples may be fewer here than elsewhere, or none.
+        num_groups: blocks of channels whose covariances are taken apart.
+
+    Returns:
+        ``x - mean`` in the dtype of ``x``; the covariance ``[g, C/g, C/g]`` divided by the number of samples; the
+        mean ``[C]`` and the number of samples ``[]``, which carry no gradient.
+    """
+    return _MergedCenter.apply(x, num_groups)
+
+
+class _MergedCenter(torch.autograd.Function):
+    """Centring and covariance in one, so that their gradients need one collective together.
+
+    With ``xc = x - mean`` and ``S = xc^T xc / n``, from ``G = dL/dxc`` and ``H = dL/dS`` (summed over the processes)::
+
+        dL/dx = G + xc (H + H^T) / n - sum(G) / n
+
+    The mean's gradient through ``S`` is the sum of the second term over all samples, which is 0 as that of ``xc`` is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        count = WF.num_samples(x)
+        mean = WF.batch_mean(x)
+        parts = _AllGather.apply(torch.cat([_of_part(mean, count), mean.new_tensor([count])]))
+        means, counts = parts[:, :-1], parts[:, -1:]
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        centred = WF.center(x, mean)
+        s = merge_covariance(WF.covariance(centred, num_groups), count, total)
+        ctx.save_for_backward(centred, total)
+        ctx.mark_non_differentiable(mean, total)
+        return centred, s, mean, total
+
+    @staticmethod
+    def backward(ctx: Any, grad_centred: Tensor, grad_s: Tensor, *_: Any) -> tuple[Tensor, None]:
+        centred, total = ctx.saved_tensors
+        d = grad_centred.shape[1]
+        sums = grad_centred.to(grad_s.dtype).sum([0, *range(2, grad_centred.dim())])
+        merged = _AllReduce.apply(torch.cat([sums, (grad_s + grad_s.mT).flatten()])) / total
+        through_s = WF.whiten(centred, merged[d:].view_as(grad_s), None, None)
+        return grad_centred + through_s - WF.per_channel(merged[:d], centred).to(centred.dtype), None

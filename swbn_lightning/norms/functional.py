@@ -31,6 +31,11 @@ def per_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *([1] * (like.dim() - 2)))
 
 
+def num_samples(x: Tensor) -> int:
+    """``n``, the values a channel: ``N``, ``N * L`` or ``N * H * W``."""
+    return x.shape[0] * math.prod(x.shape[2:])
+
+
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Batch mean and *unbiased* variance, ``[C]`` each (Algorithm 1, steps 1 and 2).
 
@@ -58,7 +63,7 @@ def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Ten
     variance ``b``; with ``r = (n - 1) / n``, ``b = r v`` and ``e = r eps`` that is ``sqrt(r) sqrt(v + eps)``, so
     a constant weight of ``sqrt(r)`` makes it the paper's. Mean and variance carry no gradient.
     """
-    count = x.shape[0] * math.prod(x.shape[2:])
+    count = num_samples(x)
     ratio = (count - 1) / count
     dtype = accumulation_dtype(x.dtype)
     weight = torch.full((x.shape[1],), math.sqrt(ratio), dtype=dtype, device=x.device)
@@ -144,6 +149,31 @@ def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: fl
         delta = torch.where(norm == 0, 0.0, excess @ ws / norm)  # a NaN norm stays one, to be rejected
     stepped = w - step_size * delta
     return (stepped + stepped.mT) / 2
+
+
+def keep_in_range(
+    whitening_matrix: Tensor, covariance: Tensor, samples: int | Tensor, weight: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """``W``, made smaller as a whole where a value of ``gamma * (W xs)`` could otherwise overflow in ``dtype``.
+
+    No value exceeds ``gamma_i sqrt(n (W S W^T)_ii)``, because ``sum_j y_ij^2 = gamma_i^2 n (W S W^T)_ii``. Where ``W``
+    whitens, that diagonal is 1: only a ``W`` that has diverged is touched, and each group's by itself.
+
+    Args:
+        whitening_matrix: ``W``, ``[g, d, d]``.
+        covariance: ``S`` of the standardised batch, ``[g, d, d]``.
+        samples: ``n``.
+        weight: gamma, ``[g * d]``, or None for ones.
+        dtype: of the output.
+    """
+    w = whitening_matrix
+    if weight is not None:
+        w = w * weight.to(w.dtype).view(*w.shape[:2], 1)
+    largest = w.abs().amax((-2, -1), keepdim=True).clamp(min=1)
+    w = w / largest  # so that no square overflows on the way
+    variances = ((w @ covariance) * w).sum(-1).amax(-1)[:, None, None]
+    bound = largest * (samples * variances).sqrt().clamp(min=1)
+    return whitening_matrix * (torch.finfo(dtype).max / bound).clamp(max=1)
 
 
 def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:

@@ -33,7 +33,7 @@ class IterNorm(BatchWhitening):
         num_iterations: ``T``; 5 as in the paper. More whiten directions of small variance further.
         num_groups: whiten so many contiguous blocks of channels apart; 1 by default.
         sync: in a distributed run, use the statistics of the whole batch over all processes. Two collectives a
-            forward, two a backward.
+            forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
 
     Shape:

@@ -30,7 +30,8 @@ class SWBN(WhiteningNorm):
     learns in training alone.
 
     A batch that is not finite, or whose step of W would not be, leaves the state as it was and is counted
-    in ``num_batches_rejected``.
+    in ``num_batches_rejected``. In float16 a W that has diverged is scaled down for the output, not in the
+    state, where the output could overflow otherwise.
 
     Args:
         num_features: ``d``, the channels.
@@ -134,7 +135,10 @@ class SWBN(WhiteningNorm):
                 s = WF.covariance(xs, self.num_groups)
                 if total is not None:
                     s = merge_covariance(s, count, total)
-                w = self._update_state(mean, variance, s, count if total is None else total)
+                samples = count if total is None else total
+                w = self._update_state(mean, variance, s, samples)
+                if xs.dtype == torch.float16:  # a W far from overflow in float32 can give an output beyond float16
+                    w = WF.keep_in_range(w, s.to(w.dtype), samples, self.weight, xs.dtype)
                 if not compiling:
                     self._first_runs.note(mean, variance, w)
         return WF.whiten(xs, w, self.weight, self.bias)

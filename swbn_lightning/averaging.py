@@ -1,0 +1,93 @@
+"""What Lightning's weight averaging leaves to do where layers keep statistics of batches."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
+from pytorch_lightning.utilities import rank_zero_info
+
+from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.norms import update_norms
+from swbn_lightning.training import TrainingModule
+
+CHECKPOINT = "averaged.ckpt"
+
+
+class UpdateNorms(pl.Callback):
+    """Makes the end of a run with averaged weights right: :func:`~swbn_lightning.update_norms` on training batches.
+
+    Goes behind Lightning's ``WeightAveraging``, ``EMAWeightAveraging`` or ``StochasticWeightAveraging``, which put the
+    averaged weights into the model when training ends, but leave whitening layers with the statistics of other
+    weights (``StochasticWeightAveraging`` makes those of BatchNorm anew, and knows no other layer)::
+
+        Trainer(callbacks=[EMAWeightAveraging(), UpdateNorms()])
+
+    The statistics become those of the averaged network over an epoch of training batches (augmented as in training;
+    dropout off), and each W an average, too. What results is saved as ``averaged.ckpt`` beside the other checkpoints,
+    which hold the averaged weights with the buffers that averaging alone gives. Without weight averaging it does the
+    same for the last weights.
+
+    Args:
+        num_batches: training batches to use; None for those of an epoch.
+        forward: ``forward(pl_module, batch)`` runs the network on a batch as it arrives in ``training_step``. By
+            default this package's modules compute their training loss, and others ``pl_module(batch)``, where a list
+            or tuple stands for its first element.
+
+    Raises:
+        InputError: a number below 1; an averaging callback that comes after this one.
+    """
+
+    def __init__(
+        self, num_batches: int | None = None, forward: Callable[[pl.LightningModule, Any], Any] | None = None
+    ) -> None:
+        if num_batches is not None:
+            require_positive("UpdateNorms", num_batches=num_batches)
+        self.num_batches = num_batches
+        self.forward = forward or _forward
+        self._updated = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._updated = False
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        for later in callbacks[callbacks.index(self) :]:
+            if isinstance(later, WeightAveraging | StochasticWeightAveraging):
+                raise InputError(
+                    f"UpdateNorms must come after {type(later).__name__} in the trainer's callbacks: it works on the "
+                    "weights that the other one puts into the model when training ends."
+                )
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        with trainer.precision_plugin.forward_context():
+            update_norms(self._batches(trainer), pl_module, lambda batch: self.forward(pl_module, batch))
+        self._updated = True
+        checkpointing = trainer.checkpoint_callback
+        folder = getattr(checkpointing, "dirpath", None)
+        if folder is not None:
+            path = Path(folder) / CHECKPOINT
+            trainer.save_checkpoint(path)
+            rank_zero_info(f"Weights and normalisation statistics of the end of training: {path}")
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        # WeightAveraging saves its own copy of the average, which has the buffers from before.
+        if self._updated:
+            checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+
+    def _batches(self, trainer: pl.Trainer) -> Iterator[Any]:
+        """Batches as they arrive in ``training_step``: on the device, after the transfer hooks, in its precision."""
+        each = trainer.num_training_batches if self.num_batches is None else self.num_batches
+        loader: Any = trainer.train_dataloader
+        for batch in itertools.islice(loader, None if each == float("inf") else int(each)):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = trainer.lightning_module._on_before_batch_transfer(batch)
+            yield trainer.strategy.batch_to_device(batch)
+
+
+def _forward(pl_module: pl.LightningModule, batch: Any) -> Any:
+    if isinstance(pl_module, TrainingModule):
+        return pl_module.training_loss(batch)
+    return pl_module(batch[0] if isinstance(batch, list | tuple) else batch)

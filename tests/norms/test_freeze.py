@@ -1,0 +1,178 @@
+"""Frozen layers evaluate, whatever mode is asked for, and learn nothing."""
+
+import copy
+import pickle
+
+import pytest
+import pytorch_lightning as pl
+import timm
+import torch
+from torch import nn
+
+from swbn_lightning import (
+    NormFactory,
+    SWBN1d,
+    SWBN2d,
+    append_norm,
+    check_norms,
+    convert_norms,
+    freeze_norms,
+    fuse_norms,
+    revert_norms,
+    unfreeze_norms,
+)
+from tests.norms.networks import lived, same_state
+
+NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn", "bn"]
+
+
+def network(name):
+    options = {"step_size": 0.1} if name.startswith("swbn") else {}
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), NormFactory(name, **options)(6), nn.Dropout(0.5), nn.BatchNorm2d(6))
+    return lived(model).train()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frozen_layers_keep_their_state_while_the_rest_trains(name):
+    model = network(name)
+    expected = copy.deepcopy(model).eval()
+    assert freeze_norms(model) is model
+    buffers = copy.deepcopy(dict(model.named_buffers()))
+    x = torch.randn(4, 3, 8, 8)
+    for _ in range(2):
+        assert model.train() is model and model.training and model[2].training
+        assert not model[1].training and not model[3].training
+        y = model[1](model[0](x))
+        torch.testing.assert_close(y, expected[1](expected[0](x)))
+        model(x).square().sum().backward()
+    assert all(torch.equal(value, buffers[key]) for key, value in model.named_buffers())
+    assert model[1].weight.grad.abs().sum() > 0  # gamma and beta train on
+    model[1](torch.full((4, 6, 3, 3), float("nan")))
+    assert check_norms(model) == []
+
+    assert unfreeze_norms(model) is model
+    assert model[1].training and model[3].training
+    model(x)
+    assert all(not torch.equal(model[i].running_mean, expected[i].running_mean) for i in (1, 3))
+    model.eval()
+    assert not model[1].training
+    freeze_norms(model)
+    assert not unfreeze_norms(model)[1].training  # it takes the mode of what holds it
+    assert "train" not in model[1].__dict__
+
+
+@pytest.mark.parametrize("name", ["swbn-fro", "dbn"])
+def test_copies_and_pickles_stay_frozen_by_themselves(name):
+    model = freeze_norms(network(name))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other.train()
+        assert not other[1].training and other[1].train() is other[1]
+        unfreeze_norms(other)
+        assert other[1].training and not model.train()[1].training
+    assert list(model.state_dict()) == list(network(name).state_dict())
+
+
+def test_converting_and_reverting_keep_it():
+    model = lived(nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.BatchNorm2d(6))).train()
+    freeze_norms(model[1])
+    state = copy.deepcopy(model.state_dict())
+    convert_norms(model, NormFactory("swbn-fro"))
+    assert isinstance(model[1], SWBN2d)
+    assert [m.training for m in model.train()] == [True, False, True]
+    revert_norms(model)
+    assert same_state(model, state) and type(model[1]) is nn.BatchNorm2d
+    assert [m.training for m in model.train()] == [True, False, True]
+    convert_norms(model, NormFactory("iternorm"))
+    unfreeze_norms(model)
+    revert_norms(model)
+    assert [m.training for m in model.train()] == [True, True, True]  # as it is now, not as it was then
+    convert_norms(model, NormFactory("iternorm"))
+    freeze_norms(model)
+    assert [m.training for m in revert_norms(model).train()] == [True, False, False]
+
+
+def test_lazy_layers():
+    for convert in (False, True):
+        model = nn.Sequential(nn.LazyConv2d(6, 3), nn.LazyBatchNorm2d())
+        if convert:
+            convert_norms(model, NormFactory("swbn"))
+        freeze_norms(model).train()
+        model(torch.randn(4, 3, 8, 8))
+        assert isinstance(model[1], SWBN2d if convert else nn.BatchNorm2d) and not model.train()[1].training
+        assert model[1].num_batches_tracked == 0 and model[1].train() is model[1]
+        assert unfreeze_norms(model)[1].training
+
+
+def test_layers_with_an_activation_inside():
+    model = lived(timm.create_model("mobilenetv3_small_050", num_classes=4))
+    model.train()
+    freeze_norms(model)
+    convert_norms(model, NormFactory("swbn"))
+    norm = model.bn1
+    assert not norm.norm.training and norm.training and norm.drop.training
+    unfreeze_norms(model)
+    assert norm.norm.training
+    freeze_norms(model)
+    revert_norms(model)
+    old = model.train().bn1
+    assert type(old).__name__ == "BatchNormAct2d" and not old.training and old.drop.training
+
+
+def test_fusing_and_compiling():
+    model = network("swbn-fro")
+    append_norm(model, "0", NormFactory("swbn"))
+    freeze_norms(model).train()
+    model[2].p = 0.0
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(x)
+        torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), expected)
+    torch.testing.assert_close(fuse_norms(model)(x), expected, rtol=1e-4, atol=1e-4)
+    assert not model[1].training
+
+
+def test_instance_norm_and_what_has_nothing_to_freeze():
+    model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), nn.InstanceNorm2d(3), nn.LayerNorm(4))
+    freeze_norms(model).train()
+    assert [m.training for m in model] == [False, True, True]
+    for norm in (SWBN1d(4, track_running_stats=False), nn.BatchNorm1d(4, track_running_stats=False)):
+        model = nn.Sequential(nn.BatchNorm1d(4), norm)
+        with pytest.raises(ValueError, match=r"'1' \(\w+\) keeps no running statistics.*cannot be frozen"):
+            freeze_norms(model)
+        assert model.train()[0].training
+    for call in (freeze_norms, unfreeze_norms):
+        with pytest.raises(ValueError, match="Sequential has no normalisation layer that learns from batches"):
+            call(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)))
+    norm = freeze_norms(SWBN1d(4))
+    assert norm.train() is norm and not norm.training and unfreeze_norms(norm).training
+
+
+class Tuned(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = freeze_norms(lived(nn.Sequential(nn.Linear(4, 8), SWBN1d(8), nn.Linear(8, 1)))).train()
+
+    def training_step(self, batch, batch_idx):
+        assert self.model[0].training
+        return self.model(batch).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.model(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_lightning_run_with_validation_leaves_frozen_layers_alone():
+    module = Tuned()
+    before = copy.deepcopy(module.state_dict())
+    loader = torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=8)
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, loader, loader)
+    after = module.state_dict()
+    for name in ("running_mean", "running_var", "whitening_matrix", "num_batches_tracked"):
+        assert torch.equal(after[f"model.1.{name}"], before[f"model.1.{name}"]), name
+    assert not torch.equal(after["model.1.weight"], before["model.1.weight"])

@@ -1,0 +1,122 @@
+"""Many layers in a row, large steps, float16; and what gradient accumulation does."""
+
+import copy
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from swbn_lightning import SWBN1d, check_norms
+from swbn_lightning.norms.functional import keep_in_range
+from tests.norms.reference import ReferenceSWBN
+
+LAYERS, FEATURES, BATCH = 50, 8, 32
+CRITERIA = ["kl", "fro"]
+# All layers alike, or each with a step size of its own between the two, large beside small.
+MIXED = [10 ** (-6 * (7 * i % LAYERS) / (LAYERS - 1)) for i in range(LAYERS)]
+STEP_SIZES = {"1": [1.0] * LAYERS, "mixed": MIXED}
+
+
+def train(criterion, step_sizes, steps):
+    """Train under float16 autocast as a trainer does; the first step that is not finite, and the network."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [SWBN1d(FEATURES, criterion=criterion, step_size=size) for size in STEP_SIZES[step_sizes]]
+    model, head = nn.Sequential(*layers), nn.Linear(FEATURES, 4)
+    mix = torch.randn(FEATURES, FEATURES) @ torch.diag(torch.logspace(-2, 1, FEATURES))  # correlated
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(steps):
+        x = torch.randn(BATCH, FEATURES) @ mix + 5
+        with torch.autocast("cpu", torch.float16):
+            y = model(x.half())
+            loss = nn.functional.cross_entropy(head(y).float(), (x[:, 0] > 5).long())
+        assert y.dtype == torch.float16 and torch.isfinite(y).all(), step
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(torch.isfinite(value).all() for layer in layers for value in layer.state_dict().values()), step
+    return model
+
+
+@pytest.mark.parametrize("step_sizes", STEP_SIZES)
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_fifty_layers_stay_finite(criterion, step_sizes):
+    model = train(criterion, step_sizes, 20)
+    assert all(layer.num_batches_tracked > 0 for layer in model)
+    if (criterion, step_sizes) == ("kl", "1"):  # it has diverged, which is said and does no further harm
+        assert {finding.kind for finding in check_norms(model)} == {"rejected", "grown"}
+
+
+@pytest.mark.slow
+def test_fifty_layers_stay_finite_for_2000_steps():
+    cases = [(criterion, step_sizes, 2000) for criterion in CRITERIA for step_sizes in STEP_SIZES]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        for model in pool.starmap(train, cases, chunksize=1):
+            assert all(layer.num_batches_tracked > 0 for layer in model)
+
+
+@pytest.mark.parametrize("samples", [8, 512])
+def test_output_is_kept_in_range_and_nothing_else_is_touched(samples):
+    torch.manual_seed(0)
+    xs = torch.randn(samples, 6, dtype=torch.float64)
+    xs = (xs - xs.mean(0)) / xs.std(0)
+    s = torch.stack([xs[:, :3].T @ xs[:, :3], xs[:, 3:].T @ xs[:, 3:]]) / samples
+    w = torch.randn(2, 3, 3, dtype=torch.float64)
+    gamma = torch.tensor([1, -3, 1, 1, 1, 1], dtype=torch.float64)
+    limit = torch.finfo(torch.float16).max
+    for factor in (1.0, 100.0):  # a standard deviation of a few hundred is still within
+        assert torch.equal(keep_in_range(w * factor, s, samples, gamma, torch.float16), w * factor)
+    for factor in (1e6, 1e200, 1e300):
+        large = torch.stack([w[0] * factor, w[1]])
+        kept = keep_in_range(large, s, samples, gamma, torch.float16)
+        y = xs[:, :3] @ kept[0].T * gamma[:3]
+        assert limit / samples**0.5 < y.abs().max() <= limit * (1 + 1e-12)
+        torch.testing.assert_close(kept[0] / kept[0].norm(), w[0] / w[0].norm())  # the direction stays
+        assert torch.equal(kept[1], w[1])
+
+
+def test_float16_takes_the_steps_of_the_formula():
+    torch.manual_seed(0)
+    half, single = (SWBN1d(6, step_size=0.1) for _ in range(2))
+    for _ in range(3):
+        x = torch.randn(32, 6).half()
+        half(x), single(x.float())
+    torch.testing.assert_close(half.whitening_matrix, single.whitening_matrix, rtol=1e-3, atol=1e-3)
+    assert (half.whitening_matrix - torch.eye(6)).abs().max() > 0.05
+
+
+def test_gradient_accumulation_steps_w_at_every_forward():
+    torch.manual_seed(0)
+    linear = nn.Linear(4, 4, bias=False).double()
+    batches = torch.randn(4, 32, 4, dtype=torch.float64)
+    target = torch.randn(4, dtype=torch.float64)
+
+    def run(norm, accumulate):
+        model = nn.Sequential(copy.deepcopy(linear), norm)
+        optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+        for i, x in enumerate(batches):
+            ((model(x) @ target) ** 3).mean().div(accumulate).backward()
+            if (i + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return model
+
+    model = run(SWBN1d(4, step_size=0.1).double(), accumulate=4)
+    w = linear.weight.detach().numpy()
+    paper = ReferenceSWBN(4, "fro", 0.1)
+    for x in batches.numpy():  # with the weights that all four micro-batches saw
+        paper.train(w @ x.T)
+    np.testing.assert_allclose(model[1].whitening_matrix[0].numpy(), paper.w[0], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(model[1].running_mean.numpy(), paper.mu_e, rtol=1e-10, atol=1e-12)
+    assert model[1].num_batches_tracked == 4
+    # The gradient is the mean of the micro-batches' gradients, each with its own statistics and the W of its time.
+    norm, total = SWBN1d(4, step_size=0.1).double(), 0
+    for x in batches:
+        weight = linear.weight.detach().clone().requires_grad_()
+        ((norm(x @ weight.T) @ target) ** 3).mean().backward()
+        total = total + weight.grad / 4
+    torch.testing.assert_close(model[0].weight, linear.weight - 0.1 * total)
