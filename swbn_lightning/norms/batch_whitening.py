@@ -7,7 +7,8 @@ from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.distributed import is_synchronized, merged_center
+from swbn_lightning.norms.closed_form import center, output
+from swbn_lightning.norms.distributed import is_synchronized
 from swbn_lightning.norms.recompute import first_run, is_recomputing
 
 
@@ -44,13 +45,7 @@ class BatchWhitening(WhiteningNorm):
         count = self._check_batch(x, synchronized)
         if count == 0 and not synchronized:
             return self._forward_empty(x)
-        samples: int | Tensor = count
-        if synchronized:
-            centred, s, mean, samples = merged_center(x, self.num_groups)
-        else:
-            mean = WF.batch_mean(x)
-            centred = WF.center(x, mean)
-            s = WF.covariance(centred, self.num_groups)
+        centred, s, mean, samples = center(x, self.num_groups, synchronized)
         s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         w = self._inverse_sqrt(s)
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
@@ -60,7 +55,7 @@ class BatchWhitening(WhiteningNorm):
                 batch = first_run(mean) if compiling else mean
                 accepted = torch.isfinite(w).all() & torch.isfinite(batch).all()
                 self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w)
-        return WF.whiten(centred, w, self.weight, self.bias)
+        return output(centred, w, self.weight, self.bias, x)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
         w = self.get_buffer("whitening_matrix")

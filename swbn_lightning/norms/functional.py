@@ -36,6 +36,99 @@ def num_samples(x: Tensor) -> int:
     return x.shape[0] * math.prod(x.shape[2:])
 
 
+def channels_are_last(x: Tensor) -> bool:
+    """Whether the channels lie next to each other in memory, so that samples are rows without a copy."""
+    return x.dim() == 2 or x.movedim(1, -1).is_contiguous()
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """``[N, C, ...]`` as ``[n, C]``: a view where the channels lie last in memory, a copy otherwise."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def gram(a: Tensor, b: Tensor, num_groups: int = 1) -> Tensor:
+    """``a^T b`` of two ``[n, C]``, its blocks of ``[g, C/g, C/g]``; summed in float32 or better."""
+    dtype = accumulation_dtype(a.dtype)
+    options: dict[str, Any] = {}
+    if a.dtype != dtype:
+        if a.device.type == "cuda" and not torch.is_grad_enabled():
+            options = {"out_dtype": dtype}  # operands as they are, which a GPU sums in float32
+        else:
+            a, b = a.to(dtype), b.to(dtype)
+    if num_groups == 1:
+        return torch.ops.aten.mm(a.mT, b, **options).unsqueeze(0)
+    a, b = (rows.unflatten(1, (num_groups, -1)).transpose(0, 1) for rows in (a, b))
+    return torch.ops.aten.bmm(a.mT, b, **options)
+
+
+def scaled(whitening_matrix: Tensor, weight: Tensor | None) -> Tensor:
+    """``diag(gamma) W``: folded into ``W``, gamma costs no pass over the activation."""
+    w = whitening_matrix
+    return w if weight is None else w * weight.to(w.dtype).view(*w.shape[:2], 1)
+
+
+def multiply(matrix: Tensor, rows: Tensor, start: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
+    """``start + A x`` of each row of ``[n, C]``, in its dtype.
+
+    Args:
+        matrix: ``A``, its blocks ``[g, C/g, C/g]``.
+        rows: ``[n, C]``.
+        start: ``[C]``; or ``[n, C]``, a tensor of the caller's own that is used up; or None for 0.
+        shape: of the result, ``[N, C, ...]``.
+        last: whether the result shall have its channels last in memory, or else be contiguous; written so at once, but
+            by way of a copy for several groups.
+    """
+    matrix = matrix.to(rows.dtype)
+    start = None if start is None else start.to(rows.dtype)
+    groups, batch = matrix.shape[0], shape[0]
+    if groups == 1 and not last:
+        images = rows.view(batch, -1, shape[1]).mT
+        matrices = matrix.expand(batch, -1, -1)
+        if start is None:
+            return torch.bmm(matrices, images).view(shape)
+        start = start.unsqueeze(1) if start.dim() == 1 else start.view(batch, -1, shape[1]).mT
+        return torch.baddbmm(start, matrices, images).view(shape)
+    if groups == 1 and start is not None:
+        transposed = matrix[0].mT
+        y = torch.addmm(start, rows, transposed) if start.dim() == 1 else start.addmm_(rows, transposed)
+    elif groups == 1:
+        y = rows @ matrix[0].mT
+    else:
+        y = torch.bmm(rows.unflatten(1, (groups, -1)).transpose(0, 1), matrix.mT).transpose(0, 1).reshape(rows.shape)
+        y = y if start is None else y + start
+    y = y.view(batch, *shape[2:], shape[1]).movedim(-1, 1)
+    return y if last else y.contiguous()
+
+
+def multiply_into(y: Tensor, matrix: Tensor, rows: Tensor, start: Tensor | None) -> Tensor:
+    """:func:`multiply` by ``[C]`` and into ``y``, without a gradient.
+
+    For what a layer puts out: an activation behind it may work in place, which a view would not allow.
+    """
+    matrix = matrix.to(rows.dtype)
+    start = torch.zeros_like(rows[:0].sum(0)) if start is None else start.to(rows.dtype)
+    groups, batch = matrix.shape[0], y.shape[0]
+    if groups > 1:
+        blocks = torch.bmm(rows.unflatten(1, (groups, -1)).transpose(0, 1), matrix.mT).transpose(0, 1)
+        torch.add(blocks.reshape(batch, *y.shape[2:], y.shape[1]), start, out=y.movedim(1, -1))
+    elif channels_are_last(y):
+        torch.addmm(start, rows, matrix[0].mT, out=y.movedim(1, -1).view(rows.shape))
+    else:
+        images = rows.view(batch, -1, y.shape[1]).mT
+        torch.baddbmm(start.unsqueeze(1), matrix.expand(batch, -1, -1), images, out=y.view(batch, y.shape[1], -1))
+    return y
+
+
+def empty_like_rows(rows: Tensor, shape: torch.Size, last: bool) -> Tensor:
+    """An empty ``[N, C, ...]``, the channels last in memory or contiguous; no view, in the dtype of ``rows``."""
+    if not last:
+        return rows.new_empty(shape)
+    strides = [shape[1]]
+    for size in reversed(shape[2:]):
+        strides.append(strides[-1] * size)
+    return rows.new_empty_strided(shape, (strides[-1], 1, *reversed(strides[:-1])))
+
+
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Batch mean and *unbiased* variance, ``[C]`` each (Algorithm 1, steps 1 and 2).
 
@@ -56,12 +149,13 @@ def standardize(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-8) ->
     return ((x - per_channel(mean, x)) * per_channel(scale, x)).to(x.dtype)
 
 
-def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`moments` and :func:`standardize` in BatchNorm's own fused operator: ``(xs, mean, variance)``.
+def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`moments` and :func:`standardize` in BatchNorm's own fused operator: ``(xs, mean, variance, rstd)``.
 
     The gradient goes through mean and variance. The operator divides by ``sqrt(b + e)`` with the *biased*
     variance ``b``; with ``r = (n - 1) / n``, ``b = r v`` and ``e = r eps`` that is ``sqrt(r) sqrt(v + eps)``, so
-    a constant weight of ``sqrt(r)`` makes it the paper's. Mean and variance carry no gradient.
+    a constant weight of ``sqrt(r)`` makes it the paper's. Mean, variance and ``rstd = 1 / sqrt(v + eps)`` carry no
+    gradient.
     """
     count = num_samples(x)
     ratio = (count - 1) / count
@@ -70,7 +164,7 @@ def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Ten
     xs, mean, inverse = torch.native_batch_norm(x, weight, torch.zeros_like(weight), None, None, True, 0.0, ratio * eps)
     with torch.no_grad():
         variance = (inverse.square().reciprocal() / ratio - eps).clamp(min=0)
-    return xs, mean.detach(), variance
+    return xs, mean.detach(), variance, inverse.detach() * math.sqrt(ratio)
 
 
 def standardize_fixed(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-8) -> Tensor:
@@ -95,10 +189,8 @@ def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
     Divided by ``n``, not by ``n - 1``; 0 for no samples. The values of ``xs`` as they are, multiplied and summed in
     float32 or better.
     """
-    channels = xs.shape[1]
-    samples = xs.movedim(1, 0).reshape(num_groups, channels // num_groups, -1)
-    samples = samples.to(accumulation_dtype(xs.dtype))
-    return torch.bmm(samples, samples.mT) / max(samples.shape[-1], 1)
+    rows = as_rows(xs)
+    return gram(rows, rows, num_groups) / max(rows.shape[0], 1)
 
 
 def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tensor:

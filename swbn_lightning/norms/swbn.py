@@ -1,13 +1,16 @@
 """Stochastic Whitening Batch Normalization: the layers (CVPR 2021, Algorithms 1 and 3)."""
 
 import math
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
+from swbn_lightning.norms.closed_form import whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 from swbn_lightning.norms.recompute import FirstRuns, first_run, is_recomputing
 
@@ -47,6 +50,11 @@ class SWBN(WhiteningNorm):
         sync: in a distributed run, use the statistics of the whole batch over all processes, so that W
             is the same on all of them. Two collectives a forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
+        cov_samples: beyond the paper: take the covariance from so many of the batch's samples, regularly spaced, at
+            least 8 times the channels a group. None for all. The statistics are those of the whole batch.
+        update_every: beyond the paper: step W (and take the covariance) at every so manyth training forward alone;
+            the number of its steps, by which to choose ``step_size``, is that much smaller. 1 for every one. It
+            counts on the host, so it works neither under ``torch.compile`` nor in a CUDA graph.
 
     Shape:
         1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
@@ -81,6 +89,8 @@ class SWBN(WhiteningNorm):
         num_groups: int = 1,
         sync: bool = True,
         bias: bool = True,
+        cov_samples: int | None = None,
+        update_every: int = 1,
     ) -> None:
         if criterion not in WF.CRITERIA:
             raise unknown_name("whitening criterion", criterion, WF.CRITERIA)
@@ -89,8 +99,17 @@ class SWBN(WhiteningNorm):
         super().__init__(
             num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
         )
+        require_positive(type(self).__name__, update_every=update_every)
+        least = 8 * (self.num_features // self.num_groups)
+        if cov_samples is not None and not (isinstance(cov_samples, Integral) and cov_samples >= least):
+            raise InputError(
+                f"{type(self).__name__}: cov_samples must be at least {least}, 8 times the channels that are whitened "
+                f"together, got {cov_samples!r}; fewer give a covariance that is mostly noise."
+            )
         self.criterion = criterion
         self.step_size = float(step_size)
+        self.cov_samples = cov_samples
+        self.update_every = update_every
         self._first_runs = FirstRuns()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,13 +127,19 @@ class SWBN(WhiteningNorm):
             if mean is None or variance is None:
                 if self._check_batch(x, synchronized=False) == 0:
                     return self._forward_empty(x)
-                xs, _, _ = WF.standardize_batch(x, self.eps)
+                xs, *_ = WF.standardize_batch(x, self.eps)
             else:
                 xs = WF.standardize_fixed(x, mean, variance, self.eps)
             return WF.whiten(xs, w, self.weight, self.bias)
 
+    def reset_running_stats(self) -> None:
+        super().reset_running_stats()
+        self._num_forwards = 0  # on the host, for update_every alone
+
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
+        text = f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
+        text += "" if self.cov_samples is None else f", cov_samples={self.cov_samples}"
+        return text if self.update_every == 1 else f"{text}, update_every={self.update_every}"
 
     def _forward_training(self, x: Tensor) -> Tensor:
         synchronized = is_synchronized(self.sync)
@@ -122,35 +147,70 @@ class SWBN(WhiteningNorm):
         if count == 0 and not synchronized:
             return self._forward_empty(x)
         total: Tensor | None = None
-        if synchronized:
-            mean, variance, total = merge_moments(*WF.moments(x), count)
-            xs = WF.standardize(x, mean, variance, self.eps)
-        else:
-            xs, mean, variance = WF.standardize_batch(x, self.eps)
         with torch.no_grad():
+            rows = WF.as_rows(x)
+            if synchronized:
+                mean, variance, total = merge_moments(*WF.moments(rows), count)
+                xs = WF.standardize(rows, mean, variance, self.eps)
+                rstd = torch.rsqrt(variance + self.eps)
+            else:
+                xs, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
             compiling = torch.compiler.is_compiling()
             if not compiling and is_recomputing():
                 w = self._first_runs.find(mean, variance)
             else:
-                s = WF.covariance(xs, self.num_groups)
-                if total is not None:
-                    s = merge_covariance(s, count, total)
-                samples = count if total is None else total
-                w = self._update_state(mean, variance, s, samples)
-                if xs.dtype == torch.float16:  # a W far from overflow in float32 can give an output beyond float16
-                    w = WF.keep_in_range(w, s.to(w.dtype), samples, self.weight, xs.dtype)
+                w = self._step(mean, variance, xs, total, positions=math.prod(x.shape[2:]))
                 if not compiling:
                     self._first_runs.note(mean, variance, w)
-        return WF.whiten(xs, w, self.weight, self.bias)
+        return whiten_standardized(x, xs, rstd, w, self.weight, self.bias, total)
 
-    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor, samples: int | Tensor) -> Tensor:
+    def _step(self, mean: Tensor, variance: Tensor, xs: Tensor, total: Tensor | None, positions: int) -> Tensor:
+        """What a training forward does to the state; returns its W."""
+        due = self._is_due()
+        s: Tensor | None = None
+        if due or xs.dtype == torch.float16:
+            s = WF.covariance(self._samples_of(xs, positions), self.num_groups)
+            if total is not None:
+                s = merge_covariance(s, len(xs), total)
+            s = s.to(self.whitening_matrix.dtype)
+        samples = len(xs) if total is None else total
+        w = self._update_state(mean, variance, s if due else None, samples)
+        if s is not None and xs.dtype == torch.float16:  # a W far from overflow can give more than float16 holds
+            w = WF.keep_in_range(w, s, samples, self.weight, xs.dtype)
+        return w
+
+    def _is_due(self) -> bool:
+        """Whether W takes a step at this forward."""
+        if self.update_every == 1:
+            return True
+        if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            raise RuntimeError(
+                f"update_every={self.update_every} counts batches on the host, which a compiled or captured step does "
+                "not run again; use update_every=1 (and cov_samples for a cheaper step)."
+            )
+        self._num_forwards += 1
+        return (self._num_forwards - 1) % self.update_every == 0
+
+    def _samples_of(self, xs: Tensor, positions: int) -> Tensor:
+        """The rows that the covariance is taken from: every k-th, for a k that does not divide an image's positions."""
+        if self.cov_samples is None or len(xs) <= self.cov_samples:
+            return xs
+        stride = len(xs) // self.cov_samples
+        while math.gcd(stride, positions) != 1:  # else it would be the same places in each image
+            stride -= 1
+        return xs[::stride]
+
+    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor | None, samples: int | Tensor) -> Tensor:
         """Step W and the running statistics; returns the W of this forward, a tensor of its own.
 
         The graph keeps the returned tensor; the buffers are only copied into, so that a second forward
         before the backward cannot change what the first one saved. No branch on the host.
+
+        Args:
+            s: the covariance; None for no step of W.
         """
         old = self.whitening_matrix
-        stepped = WF.whitening_update(old, s.to(old.dtype), self.step_size, self.criterion)
+        stepped = old if s is None else WF.whitening_update(old, s, self.step_size, self.criterion)
         accepted = torch.isfinite(stepped).all() & torch.isfinite(mean).all() & torch.isfinite(variance).all()
         w = torch.where(accepted, stepped, old)
         if torch.compiler.is_compiling():
@@ -158,6 +218,12 @@ class SWBN(WhiteningNorm):
         old.copy_(w)
         self._update_running(accepted, samples, running_mean=mean, running_var=variance)
         return w
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        tracked = state_dict.get(prefix + "num_batches_tracked")
+        if tracked is not None and not tracked.is_meta and self.update_every > 1:
+            self._num_forwards = int(tracked)  # go on with the batch that comes next
 
 
 class SWBN1d(SWBN):

@@ -1,0 +1,233 @@
+"""The layers' training passes as autograd functions with the backward written out.
+
+An activation is ``rows`` here, ``[n, d]`` with a sample a row: a view of a channels_last tensor, one copy of a
+contiguous one. Each function keeps one tensor of the activation's size, as BatchNorm does. Backward passes are made
+of differentiable operations on what the function put out, so that derivatives of any order are right.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms.base import without_autocast
+from swbn_lightning.norms.distributed import all_reduce, merge_covariance, merge_mean
+
+
+def whiten_standardized(
+    x: Tensor,
+    rows: Tensor,
+    rstd: Tensor,
+    whitening_matrix: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    total: Tensor | None = None,
+) -> Tensor:
+    """``gamma * (W xs) + beta`` of SWBN (Algorithm 1, steps 9 and 10), with the gradient through mean and variance.
+
+    ``W`` is a constant to the task. From ``G = dL/dy`` over ``n`` samples, with ``A = diag(gamma) W``::
+
+        P = G^T xs                                                    d x d
+        dL/dbeta = sum(G);   dL/dgamma_i = sum_k W_ik P_ik
+        s1 = sum(G A) = A^T dL/dbeta;   s2_k = sum(G A * xs)_k = sum_i A_ik P_ik
+        dL/dx = (G A - s1 / n - xs s2 / (n - 1)) / sqrt(var + eps)
+
+    so that with covariance and output four products over the samples are all, and no sum over them but that for beta.
+
+    Args:
+        x: ``[N, C, ...]``, what the gradient is for.
+        rows: ``xs``, the standardised ``x`` as ``[n, C]``; a constant.
+        rstd: ``1 / sqrt(var + eps)``, ``[C]``; a constant.
+        whitening_matrix: ``[g, C/g, C/g]``; a constant.
+        weight: gamma, ``[C]``, or None.
+        bias: beta, ``[C]``, or None.
+        total: samples ``[]`` of all processes, if mean and variance are those of the batch on all of them; then the
+            sums of the backward are merged, in one collective.
+
+    Returns:
+        ``[N, C, ...]`` in the dtype and layout of ``x``.
+    """
+    return _WhitenStandardized.apply(x, weight, bias, rows, rstd, whitening_matrix, total)[0]
+
+
+class _WhitenStandardized(torch.autograd.Function):
+    # xs and rstd are outputs too: a derivative of the backward pass goes on through them to x.
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        rows: Tensor,
+        rstd: Tensor,
+        w: Tensor,
+        total: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y = WF.empty_like_rows(rows, x.shape, WF.channels_are_last(x))
+        return WF.multiply_into(y, WF.scaled(w, weight), rows, bias), rows.detach(), rstd.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, weight, bias, _, _, w, total = inputs
+        ctx.save_for_backward(weight, w, *output[1:])
+        ctx.total = total
+        ctx.last = WF.channels_are_last(x)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.shape = x.shape
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None) -> tuple[Any, ...]:
+        weight, w, xs, rstd = ctx.saved_tensors  # once: checkpointing allows no more
+        with without_autocast(xs.device.type):
+            grads = _gradients(ctx, grad, weight, w, xs, rstd, grad_rows, grad_rstd)
+        return *grads, None, None, None, None
+
+
+def _gradients(
+    ctx: Any,
+    grad: Tensor | None,
+    weight: Tensor | None,
+    w: Tensor,
+    xs: Tensor,
+    rstd: Tensor,
+    grad_rows: Tensor | None,
+    grad_rstd: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of x, gamma and beta."""
+    g = torch.zeros_like(xs) if grad is None else WF.as_rows(grad)
+    p = WF.gram(g, xs, w.shape[0]).to(w.dtype)
+    sums = g.sum(0, dtype=w.dtype)
+    grad_weight = grad_bias = grad_x = None
+    if weight is not None:
+        grad_weight = (w * p).sum(-1).flatten().to(weight.dtype)
+    if ctx.bias_dtype is not None:
+        grad_bias = sums.to(ctx.bias_dtype)
+    if ctx.needs_input_grad[0]:
+        a = WF.scaled(w, weight)
+        s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).flatten()
+        s2 = (a * p).sum(-2).flatten()
+        grad_x = _standardize_backward(ctx, g, a, xs, rstd, s1, s2, grad_rows, grad_rstd)
+    return grad_x, grad_weight, grad_bias
+
+
+def _standardize_backward(
+    ctx: Any,
+    g: Tensor,
+    a: Tensor,
+    xs: Tensor,
+    rstd: Tensor,
+    s1: Tensor,
+    s2: Tensor,
+    grad_rows: Tensor | None,
+    grad_rstd: Tensor | None,
+) -> Tensor:
+    """``dL/dx`` from ``G`` and the sums of ``G A`` and ``G A * xs``."""
+    if grad_rows is not None:
+        s1 = s1 + grad_rows.sum(0, dtype=s1.dtype)
+        s2 = s2 + (grad_rows * xs).sum(0, dtype=s2.dtype)
+    if grad_rstd is not None:
+        s2 = s2 + grad_rstd * rstd  # of rstd itself: -rstd^2 xs / (n - 1)
+    if ctx.total is None:
+        n: int | Tensor = xs.shape[0]
+    else:
+        n = ctx.total
+        s1, s2 = all_reduce(torch.cat([s1, s2])).chunk(2)
+    # In float16 rstd stays out of the product: times W it can overflow where a channel is constant.
+    after = rstd if xs.dtype == torch.float16 else None
+    scale = torch.ones_like(rstd) if after is not None else rstd
+    shift, slope = (-(s1 * scale) / n).to(xs.dtype), (-(s2 * scale) / (n - 1)).to(xs.dtype)
+    rest = torch.addcmul(shift, xs, slope)
+    if grad_rows is not None:
+        rest = rest + (grad_rows * scale).to(rest.dtype)
+    grad_x = WF.multiply((a * scale.view(a.shape[0], 1, -1)).mT, g, rest, ctx.shape, ctx.last)
+    return grad_x if after is None else (grad_x * WF.per_channel(after, grad_x)).to(xs.dtype)
+
+
+def center(x: Tensor, num_groups: int, synchronized: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A batch, or this process's part of it, centred, and its covariance; the gradient goes through both.
+
+    With ``xc = x - mean`` and ``S = xc^T xc / n``, from ``G = dL/dxc`` and ``H = dL/dS``::
+
+        dL/dx = G + xc (H + H^T) / n - sum(G) / n
+
+    The mean's gradient through ``S`` is the sum of the second term over all samples, which is 0 as that of ``xc`` is.
+
+    Args:
+        x: ``[N, C, ...]``; with ``synchronized`` its samples may be fewer here than elsewhere, or none.
+        num_groups: blocks of channels whose covariances are taken apart.
+        synchronized: use the statistics of the batch on all processes: two collectives, and one backward.
+
+    Returns:
+        ``xc [n, C]`` as rows, in the dtype of ``x``; ``S [g, C/g, C/g]``, divided by the number of samples; the mean
+        ``[C]`` and the number of samples ``[]`` (of all processes), which carry no gradient.
+    """
+    return _Center.apply(x, num_groups, synchronized)
+
+
+class _Center(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, num_groups: int, synchronized: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        rows = WF.as_rows(x)
+        count = rows.shape[0]
+        mean = WF.batch_mean(rows)
+        total = mean.new_full((), count)
+        if synchronized:
+            mean, total = merge_mean(mean, count)
+        centred = WF.center(rows, mean)
+        s = WF.gram(centred, centred, num_groups) / max(count, 1)
+        if synchronized:
+            s = merge_covariance(s, count, total)
+        return centred, s, mean, total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, ...]) -> None:
+        x, _, ctx.synchronized = inputs
+        centred, _, mean, total = output
+        ctx.save_for_backward(centred)
+        ctx.mark_non_differentiable(mean, total)
+        ctx.total = total
+        ctx.shape, ctx.last = x.shape, WF.channels_are_last(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_s: Tensor, *_: Any) -> tuple[Tensor, None, None]:
+        (centred,) = ctx.saved_tensors
+        with without_autocast(centred.device.type):
+            sums, h = grad.sum(0, dtype=grad_s.dtype), grad_s + grad_s.mT
+            if ctx.synchronized:
+                merged = all_reduce(torch.cat([sums, h.flatten()]))
+                sums, h = merged[: len(sums)], merged[len(sums) :].view_as(h)
+            n = ctx.total if ctx.synchronized else centred.shape[0]
+            rest = grad - (sums / n).to(grad.dtype)
+            return WF.multiply(h / n, centred, rest, ctx.shape, ctx.last), None, None
+
+
+def output(rows: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Tensor:
+    """``gamma * (W x) + beta`` of each row of ``[n, C]``, with the gradient through all of them.
+
+    Returns:
+        A tensor with the shape and layout of ``x`` and the dtype of ``rows``.
+    """
+    return _Output.apply(rows, WF.scaled(whitening_matrix, weight), bias, x.shape, WF.channels_are_last(x))
+
+
+class _Output(torch.autograd.Function):
+    @staticmethod
+    def forward(rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
+        return WF.multiply_into(WF.empty_like_rows(rows, shape, last), matrix, rows, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        rows, matrix, bias, _, _ = inputs
+        ctx.save_for_backward(rows, matrix)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        rows, matrix = ctx.saved_tensors
+        with without_autocast(rows.device.type):
+            g = WF.as_rows(grad)
+            grad_bias = None if ctx.bias_dtype is None else g.sum(0, dtype=matrix.dtype).to(ctx.bias_dtype)
+            grad_matrix = WF.gram(g, rows, matrix.shape[0]).to(matrix.dtype)
+            return WF.multiply(matrix.mT, g, None, g.shape, True), grad_matrix, grad_bias, None, None
