@@ -1,16 +1,17 @@
 """What Lightning's weight averaging leaves to do where layers keep statistics of batches."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import update_norms
+from swbn_lightning.norms.update import updated_norms
 from swbn_lightning.training import TrainingModule
 
 CHECKPOINT = "averaged.ckpt"
@@ -37,7 +38,8 @@ class UpdateNorms(pl.Callback):
             or tuple stands for its first element.
 
     Raises:
-        InputError: a number below 1; an averaging callback that comes after this one.
+        InputError: a number below 1; when training starts, an averaging callback that comes after this one, or a model
+            without a layer to update. What goes wrong at the end of training is a warning, and the state stays.
     """
 
     def __init__(
@@ -50,7 +52,10 @@ class UpdateNorms(pl.Callback):
         self._updated = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
         self._updated = False
+        updated_norms(pl_module)  # an error now, not after days of training
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for later in callbacks[callbacks.index(self) :]:
             if isinstance(later, WeightAveraging | StochasticWeightAveraging):
@@ -60,13 +65,19 @@ class UpdateNorms(pl.Callback):
                 )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        with trainer.precision_plugin.forward_context():
-            update_norms(self._batches(trainer), pl_module, lambda batch: self.forward(pl_module, batch))
+        def forward(batch: Any) -> None:
+            with trainer.precision_plugin.forward_context():
+                self.forward(pl_module, batch)
+
+        try:
+            update_norms(self._batches(trainer), pl_module, forward)
+        except InputError as error:  # what was trained shall not be lost for it
+            rank_zero_warn(f"UpdateNorms has left the statistics as they were: {error}")
+            return
         self._updated = True
-        checkpointing = trainer.checkpoint_callback
-        folder = getattr(checkpointing, "dirpath", None)
-        if folder is not None:
-            path = Path(folder) / CHECKPOINT
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+        if folder is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            path = os.path.join(folder, CHECKPOINT)  # noqa: PTH118 (it may be the address of a bucket)
             trainer.save_checkpoint(path)
             rank_zero_info(f"Weights and normalisation statistics of the end of training: {path}")
 
@@ -80,8 +91,9 @@ class UpdateNorms(pl.Callback):
     def _batches(self, trainer: pl.Trainer) -> Iterator[Any]:
         """Batches as they arrive in ``training_step``: on the device, after the transfer hooks, in its precision."""
         each = trainer.num_training_batches if self.num_batches is None else self.num_batches
-        loader: Any = trainer.train_dataloader
-        for batch in itertools.islice(loader, None if each == float("inf") else int(each)):
+        loader = trainer.fit_loop._combined_loader  # of one data loader or several, as training has it
+        assert loader is not None
+        for batch, _, _ in itertools.islice(loader, None if each == float("inf") else int(each)):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = trainer.lightning_module._on_before_batch_transfer(batch)
             yield trainer.strategy.batch_to_device(batch)

@@ -9,6 +9,7 @@ from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.closed_form import center, output
 from swbn_lightning.norms.distributed import is_synchronized
+from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.recompute import first_run, is_recomputing
 
 
@@ -26,8 +27,9 @@ class BatchWhitening(WhiteningNorm):
         self._check_input(x)
         with without_autocast(x.device.type):
             mean, w = self.running_mean, self.whitening_matrix
-            if self.training or mean is None or w is None:
-                return self._forward_batch(x)
+            training = self.training and not is_frozen(self)  # the mode may have been assigned
+            if training or mean is None or w is None:
+                return self._forward_batch(x, training)
             if 0 in x.shape[2:]:
                 return self._forward_empty(x)
             if graph_may_hold_state():
@@ -40,8 +42,8 @@ class BatchWhitening(WhiteningNorm):
         """``S^(-1/2)`` of ``[g, d, d]``."""
         raise NotImplementedError
 
-    def _forward_batch(self, x: Tensor) -> Tensor:
-        synchronized = self.training and is_synchronized(self.sync)
+    def _forward_batch(self, x: Tensor, training: bool) -> Tensor:
+        synchronized = training and is_synchronized(self.sync)
         count = self._check_batch(x, synchronized)
         if count == 0 and not synchronized:
             return self._forward_empty(x)
@@ -50,7 +52,7 @@ class BatchWhitening(WhiteningNorm):
         w = self._inverse_sqrt(s)
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
         compiling = torch.compiler.is_compiling()
-        if self.training and (compiling or not is_recomputing()):
+        if training and (compiling or not is_recomputing()):
             with torch.no_grad():
                 batch = first_run(mean) if compiling else mean
                 accepted = torch.isfinite(w).all() & torch.isfinite(batch).all()

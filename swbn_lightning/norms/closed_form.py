@@ -199,6 +199,12 @@ class _Center(torch.autograd.Function):
                 merged = all_reduce(torch.cat([sums, h.flatten()]))
                 sums, h = merged[: len(sums)], merged[len(sums) :].view_as(h)
             n = ctx.total if ctx.synchronized else centred.shape[0]
+            if centred.dtype == torch.float16:
+                # H is of the gradient's size divided by the variance, soon below what float16 holds.
+                grad, centred = grad.to(grad_s.dtype), centred.to(grad_s.dtype)
+                rest = grad - sums / n
+                dx = WF.multiply(h / n, centred, rest, ctx.shape, ctx.last)
+                return dx.to(torch.float16), None, None
             rest = grad - (sums / n).to(grad.dtype)
             return WF.multiply(h / n, centred, rest, ctx.shape, ctx.last), None, None
 

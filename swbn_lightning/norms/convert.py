@@ -13,7 +13,8 @@ from torch.nn.utils import parametrize
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.factory import NormFactory
-from swbn_lightning.norms.freeze import freeze, is_frozen, thaw
+from swbn_lightning.norms.freeze import check_freezable, learns_from_batches
+from swbn_lightning.norms.frozen import freeze, is_frozen, thaw
 from swbn_lightning.norms.replace import move_hooks, replace_modules
 from swbn_lightning.norms.wrappers import AppendedNorm, NormAct
 
@@ -227,7 +228,9 @@ def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
     move_hooks(old, new)
     new.training = norm.training = old.training
     if is_frozen(old):
-        freeze(norm)
+        for inner in filter(learns_from_batches, norm.modules()):
+            check_freezable(inner, name)
+            freeze(inner)
         if isinstance(new, NormAct):
             new.training = new.drop.training  # the mode that it would have
     return new
@@ -281,9 +284,13 @@ def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
     if isinstance(module, NormAct):
         old.drop, old.act = module.drop, module.act
     move_hooks(module, old)
-    thaw(old, module.training)
-    if is_frozen(norm):
-        freeze(old)
+    learning = [inner for inner in norm.modules() if learns_from_batches(inner)]
+    if learning:  # else it has stayed as it was
+        thaw(old, module.training)
+        if is_frozen(learning[0]):
+            freeze(old)
+    elif not is_frozen(old):
+        old.training = module.training
     return old
 
 

@@ -7,32 +7,22 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms.base import WhiteningNorm
-
-_TRAIN = "train"
-
-
-class _StaysFrozen:
-    """In place of a layer's ``train``: the layer evaluates whatever mode is asked for; what it holds follows."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        self.norm = norm
-
-    def __call__(self, mode: bool = True) -> nn.Module:
-        self.norm.training = False
-        for child in self.norm.children():
-            child.train(mode)
-        return self.norm
+from swbn_lightning.norms.frozen import freeze, is_frozen, thaw
 
 
 def freeze_norms(model: nn.Module) -> nn.Module:
     """Stop everything that normalisation layers learn from batches, in place: W and the running statistics.
 
     The layers (whitening layers, BatchNorm, InstanceNorm with running statistics) compute what they compute in
-    evaluation, and go on doing so after ``model.train()``, which a trainer calls at every epoch. Gamma and beta are
-    parameters and still train; where they must not, ``requires_grad_(False)`` stops them as any other parameter.
+    evaluation, and go on doing so after ``model.train()``. Gamma and beta are parameters and still train; where they
+    must not, ``requires_grad_(False)`` stops them as any other parameter.
 
-    Frozen layers can be converted, reverted, fused, copied and pickled, and stay frozen in a copy. It is no part of a
-    state dict. :func:`swbn_lightning.update_norms` passes them by.
+    Frozen layers can be converted, reverted, fused, deep-copied and pickled, and stay frozen. It is no part of a state
+    dict. :func:`swbn_lightning.update_norms` passes them by. What PyTorch and Lightning do to BatchNorm by its class
+    they do to a frozen one, too: ``SyncBatchNorm.convert_sync_batchnorm`` makes a new layer, to be frozen afterwards;
+    ``update_bn`` and ``StochasticWeightAveraging`` reset its statistics (``update_norms`` and ``WeightAveraging`` do
+    not); a mode that is assigned (``norm.training = True``), as Lightning does after validation with the modes from
+    before it, thaws a BatchNorm, though no whitening layer: freeze outside of the validation hooks.
 
     Args:
         model: any network.
@@ -46,11 +36,7 @@ def freeze_norms(model: nn.Module) -> nn.Module:
     """
     found = _layers(model)
     for name, _, norm in found:
-        if norm.running_mean is None:
-            raise InputError(
-                f"{name or 'the layer'!r} ({type(norm).__name__}) keeps no running statistics: it uses the batch's in "
-                "evaluation too, so it cannot be frozen. Make it with track_running_stats=True."
-            )
+        check_freezable(norm, name or "the layer")
     for _, _, norm in found:
         freeze(norm)
     return model
@@ -70,26 +56,10 @@ def unfreeze_norms(model: nn.Module) -> nn.Module:
     """
     for _, parent, norm in _layers(model):
         if is_frozen(norm):
-            thaw(norm, True if parent is None else parent.training)
+            # A compiled module has the mode of what it was made from.
+            alone = parent is None or getattr(parent, "_orig_mod", None) is norm
+            thaw(norm, alone or parent.training)  # type: ignore[union-attr]
     return model
-
-
-def freeze(norm: nn.Module) -> None:
-    """Freeze one layer."""
-    norm.__dict__[_TRAIN] = _StaysFrozen(norm)
-    norm.training = False
-
-
-def thaw(norm: nn.Module, training: bool) -> None:
-    """Give one layer its own ``train`` back, and a mode."""
-    if is_frozen(norm):
-        del norm.__dict__[_TRAIN]
-    norm.training = training
-
-
-def is_frozen(norm: nn.Module) -> bool:
-    """Whether :func:`freeze_norms` has stopped this layer."""
-    return isinstance(norm.__dict__.get(_TRAIN), _StaysFrozen)
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module | None, nn.Module]]:
@@ -101,15 +71,25 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Module | None, nn.Module]]:
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module | None, nn.Module]]:
-    if _learns_from_batches(model):
+    if learns_from_batches(model):
         yield "", None, model
     for prefix, parent in model.named_modules():
         for name, child in parent.named_children():
-            if _learns_from_batches(child):
+            if learns_from_batches(child):
                 yield f"{prefix}.{name}" if prefix else name, parent, child
 
 
-def _learns_from_batches(module: nn.Module) -> bool:
+def check_freezable(norm: nn.Module, name: str) -> None:
+    """Raise for a layer that has nothing to evaluate with but the batch."""
+    if norm.running_mean is None:
+        raise InputError(
+            f"{name!r} ({type(norm).__name__}) keeps no running statistics: it uses the batch's in evaluation too, so "
+            "it cannot be frozen. Make it with track_running_stats=True."
+        )
+
+
+def learns_from_batches(module: nn.Module) -> bool:
+    """Whether a layer changes with the batches that it sees in training: what can be frozen."""
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return module.track_running_stats
     return isinstance(module, WhiteningNorm | _NormBase)

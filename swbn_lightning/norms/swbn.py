@@ -12,6 +12,7 @@ from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.closed_form import whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
+from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.recompute import FirstRuns, first_run, is_recomputing
 
 
@@ -115,7 +116,7 @@ class SWBN(WhiteningNorm):
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
         with without_autocast(x.device.type):
-            if self.training:
+            if self.training and not is_frozen(self):  # the mode may have been assigned
                 return self._forward_training(x)
             mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
             if 0 in x.shape[2:]:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._pytree import tree_map
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.norms.freeze import is_frozen
+from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.swbn import SWBN
 
 Norm = WhiteningNorm | _BatchNorm
@@ -25,14 +26,16 @@ def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any
     Afterwards those of every whitening layer and BatchNorm are the plain average over the batches of ``loader``, and
     ``whitening_matrix`` is the plain average of the matrices that whitened them: IterNorm's and DBN's are computed
     from each batch; SWBN's starts from the W that the layer has (averaged as the weights were, with
-    ``AveragedModel(..., use_buffers=True)``, or the last one) and takes its step at every batch. A batch that is not
-    finite does not count.
+    ``AveragedModel(..., use_buffers=True)``, or the last one) and takes its step at every batch (of a layer that is
+    used more than once in a batch, the last W counts for all). A batch that is not finite does not count, and a layer
+    that no batch reaches stays as it is.
 
     Only the normalisation layers run in training mode: unlike ``update_bn``, dropout and the like are off, since
     evaluation, which the statistics are for, is without them. Modes, momenta and frozen layers
     (:func:`swbn_lightning.freeze_norms`) stay as they are.
 
-    In a distributed run every process calls it with its part of the data.
+    In a distributed run every process calls it with its part of the data. BatchNorm and layers with ``sync=False``
+    have the statistics of that part then, as in training.
 
     Args:
         loader: batches. A list or tuple stands for its first element, as ``(images, labels)``.
@@ -41,16 +44,12 @@ def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any
             device of the model's first parameter.
 
     Raises:
-        InputError: no layer with running statistics that is not frozen; no batch. An error on the way leaves the
-            state as it was.
+        InputError: no layer with running statistics that is not frozen; one that has seen no input yet; no batch, or
+            none that is finite. An error on the way leaves the state as it was.
     """
-    norms = [m for m in model.modules() if isinstance(m, Norm) and m.running_mean is not None and not is_frozen(m)]
-    if not norms:
-        raise InputError(
-            f"{type(model).__name__} has no whitening layer or BatchNorm with running statistics (that is not frozen)."
-        )
+    norms = updated_norms(model)
     run = forward or (lambda batch: model(_inputs(batch, model)))
-    with _all_or_nothing(norms), _only_training(norms, model):
+    with _all_or_nothing(norms) as restore, _only_training(norms, model):
         averages = {norm: norm.whitening_matrix.clone() for norm in norms if isinstance(norm, SWBN)}
         for norm in norms:
             norm.momentum = None
@@ -58,19 +57,36 @@ def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any
                 norm.reset_running_stats()  # a poisoned one is no start
             else:
                 norm.get_buffer("num_batches_tracked").zero_()
-        none = True
         for batch in loader:
             before = {norm: norm.get_buffer("num_batches_tracked").clone() for norm in averages}
-            run(batch)
+            with _finite_or_not_at_all(norms):
+                run(batch)
             for norm, average in averages.items():
                 counted = norm.get_buffer("num_batches_tracked")
                 new = (counted - before[norm]).to(average.dtype)  # 0 for a batch that was rejected
                 average.lerp_(norm.whitening_matrix, new / counted.clamp(min=1))
-            none = False
-        if none:
-            raise InputError("the loader gave no batch, so there is nothing to compute statistics from.")
+        reached = [norm for norm in norms if norm.get_buffer("num_batches_tracked") > 0]
+        if not reached:
+            raise InputError("the loader gave no batch that is finite, so there is nothing to compute statistics from.")
         for norm, average in averages.items():
             norm.whitening_matrix.copy_(average)
+        restore(set(norms) - set(reached))
+
+
+def updated_norms(model: nn.Module) -> list[Norm]:
+    """The layers that :func:`update_norms` works on."""
+    norms: list[Norm] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, Norm) or module.running_mean is None or is_frozen(module):
+            continue
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise InputError(f"{name!r} ({type(module).__name__}) has seen no input yet; run the network once first.")
+        norms.append(module)
+    if not norms:
+        raise InputError(
+            f"{type(model).__name__} has no whitening layer or BatchNorm with running statistics (that is not frozen)."
+        )
+    return norms
 
 
 def _inputs(batch: Any, model: nn.Module) -> Any:
@@ -89,7 +105,9 @@ def _only_training(norms: list[Norm], model: nn.Module) -> Iterator[None]:
     momenta = {norm: norm.momentum for norm in norms}
     try:
         for module in modes:
-            module.training = module in momenta
+            module.training = False
+        for norm in norms:  # last: a compiled module hands its mode on
+            norm.training = True
         yield
     finally:
         for module, mode in modes.items():
@@ -99,11 +117,29 @@ def _only_training(norms: list[Norm], model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _all_or_nothing(norms: list[Norm]) -> Iterator[None]:
-    state = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+def _all_or_nothing(norms: list[Norm]) -> Iterator[Callable[[Iterable[Norm]], None]]:
+    """After an error the state is what it was; gives what restores some of the layers."""
+    state = {norm: [(buffer, buffer.clone()) for buffer in norm.buffers(recurse=False)] for norm in norms}
+
+    def restore(some: Iterable[Norm]) -> None:
+        for norm in some:
+            for buffer, value in state[norm]:
+                buffer.copy_(value)
+
     try:
-        yield
+        yield restore
     except BaseException:
-        for buffer, value in state:
-            buffer.copy_(value)
+        restore(norms)
         raise
+
+
+@contextmanager
+def _finite_or_not_at_all(norms: list[Norm]) -> Iterator[None]:
+    """BatchNorm takes in a batch that is not finite, and its statistics never recover; whitening layers reject it."""
+    before = {n: [buffer.clone() for buffer in n.buffers(recurse=False)] for n in norms if isinstance(n, _BatchNorm)}
+    yield
+    for norm, values in before.items():
+        buffers = list(norm.buffers(recurse=False))
+        finite = torch.stack([torch.isfinite(buffer).all() for buffer in buffers]).all()
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(torch.where(finite, buffer, value))

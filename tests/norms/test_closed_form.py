@@ -203,6 +203,19 @@ def test_16_bit_gradients_are_those_of_float32_and_finite_where_a_channel_is_con
     assert (found - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
 
 
+@pytest.mark.parametrize("name", ["iternorm", "dbn"])
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_16_bit_gradients_through_the_covariance(name, scale):
+    torch.manual_seed(0)
+    x = (torch.randn(32, 8, 4, 4) * scale).half()
+    gradients = []
+    for kind in (torch.float16, torch.float32):
+        inputs = x.detach().to(kind, copy=True).requires_grad_()
+        (NormFactory(name)(8)(inputs).float() ** 4).mean().mul(16).backward()
+        gradients.append(inputs.grad.float())
+    assert (gradients[0] - gradients[1]).norm() <= 0.01 * gradients[1].norm()
+
+
 def test_a_network_of_them_trains_as_with_autograd():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3), SWBN2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), IterNorm2d(6)).double()

@@ -91,6 +91,54 @@ def test_converting_and_reverting_keep_it():
     assert [m.training for m in revert_norms(model).train()] == [True, False, False]
 
 
+class Wrapped(nn.Module):
+    def __init__(self, num_features, **options):
+        super().__init__()
+        self.inner = SWBN2d(num_features, **options)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+NormFactory.register("wrapped-for-freezing", {2: Wrapped})
+
+
+def test_converting_to_layers_that_hold_others_or_learn_nothing():
+    model = lived(nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)))
+    freeze_norms(convert_norms(freeze_norms(model), NormFactory("wrapped-for-freezing")))
+    model.train()(torch.randn(4, 3, 8, 8))
+    assert not model[1].inner.training and model[1].inner.num_batches_tracked == 0
+    assert not revert_norms(model).train()[1].training
+    convert_norms(model, NormFactory("gn"))
+    model.train()
+    assert not revert_norms(model).train()[1].training
+    unfreeze_norms(model)
+    convert_norms(model, NormFactory("gn")).train()
+    assert revert_norms(model)[1].training
+    freeze_norms(model)
+    with pytest.raises(ValueError, match="'1' .* keeps no running statistics"):
+        convert_norms(model, NormFactory("swbn", track_running_stats=False))
+    assert type(model[1]) is nn.BatchNorm2d
+
+
+@pytest.mark.parametrize("name", ["swbn", "iternorm"])
+def test_a_mode_that_is_assigned_thaws_no_whitening_layer(name):
+    model = freeze_norms(network(name))
+    before = copy.deepcopy(model[1].state_dict())
+    for module in model.modules():
+        module.training = True
+    model[:2](torch.randn(4, 3, 8, 8))
+    assert same_state(model[1], before)
+
+
+def test_a_compiled_layer_takes_its_mode_back():
+    norm = SWBN2d(4)
+    compiled = freeze_norms(torch.compile(norm, backend="eager"))
+    assert not norm.training
+    unfreeze_norms(compiled)
+    assert norm.training and compiled.training
+
+
 def test_lazy_layers():
     for convert in (False, True):
         model = nn.Sequential(nn.LazyConv2d(6, 3), nn.LazyBatchNorm2d())

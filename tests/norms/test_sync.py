@@ -66,6 +66,16 @@ LAYERS = {
 }  # fmt: skip
 
 
+def train_float16(layer, part):
+    """Large activations in float16, and for SWBN a W that has diverged, whose output is kept in range."""
+    torch.manual_seed(3)
+    norm = copy.deepcopy(LAYERS[layer])
+    if layer == "fro":
+        norm.whitening_matrix.mul_(3e4)
+    inputs = [(torch.randn(12, 8, 4, 4) * 300).half() for _ in range(2)]
+    return train(norm, inputs, torch.randn(12, 8, 4, 4).half(), part)
+
+
 def penalty(family, part):
     """The gradient of a gradient's square, the penalty summed over the processes' parts."""
     inputs, upstream = batches()
@@ -93,6 +103,7 @@ def train_ddp(broadcast, part):
 JOBS = {
     **{("float64", f, s): functools.partial(train_float64, f) for f in FAMILIES for s in SPLITS},
     **{("float32", n, s): functools.partial(train_float32, n) for n in LAYERS for s in SPLITS},
+    **{("float16", n, s): functools.partial(train_float16, n) for n in ("fro", "iternorm") for s in SPLITS[:2]},
     **{("penalty", f, s): functools.partial(penalty, f) for f in FAMILIES for s in SPLITS},
     **{("ddp", b, (6, 6)): functools.partial(train_ddp, b) for b in (True, False)},
 }
@@ -175,6 +186,18 @@ def test_in_float32_to_a_relative_error_of_1e_5(results, layer, sizes):
     for name, value in state.items():
         assert_near(first[3][name].double(), value.double())
         assert torch.equal(first[3][name], second[3][name]), name
+
+
+@pytest.mark.parametrize(("layer", "sizes"), [(n, s) for n in ("fro", "iternorm") for s in SPLITS[:2]], ids=str)
+def test_in_float16(results, layer, sizes):
+    job = ("float16", layer, sizes)
+    first, second = [result for result, _ in results[job]]
+    y, x_grad, _, state = whole(job)
+    for found, expected in ((torch.cat([first[i], second[i]]), value) for i, value in enumerate((y, x_grad))):
+        assert torch.isfinite(found).all() and found.dtype == torch.float16
+        assert (found - expected).float().norm() <= 0.01 * expected.float().norm()
+    for name, value in state.items():
+        torch.testing.assert_close(first[3][name], value, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("family", "sizes"), [(f, s) for f in FAMILIES for s in SPLITS], ids=str)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
-from swbn_lightning import NormFactory, SWBN1d, freeze_norms, update_norms
+from swbn_lightning import NormFactory, SWBN1d, freeze_norms, unfreeze_norms, update_norms
 from swbn_lightning.averaging import UpdateNorms
 from tests.norms.networks import lived, same_state
 from tests.norms.reference import ReferenceSWBN
@@ -74,14 +74,38 @@ def test_dropout_is_off_and_modes_stay():
     assert [m.training for m in model.modules()] == [False, True, False]
 
 
-def test_a_batch_that_is_not_finite_does_not_count():
-    good = network("swbn-fro")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_that_is_not_finite_does_not_count(name):
+    good = network(name)
     model = copy.deepcopy(good)
     update_norms(data(3), good)
     bad = torch.full((16, 8), float("nan"))
     x, y, z = data(3)
     update_norms([bad, x, bad, y, z, bad], model)
     assert same_state(model, good.state_dict())
+
+
+class WithTeacher(nn.Module):
+    """Layers that a forward does not reach, one of them in training alone, and one under a compiled name."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = SWBN1d(8)
+        self.compiled = torch.compile(self.norm, backend="eager")
+        self.teacher = lived(nn.Sequential(nn.BatchNorm1d(8), SWBN1d(8)))
+        self.aux = lived(nn.BatchNorm1d(8))
+
+    def forward(self, x):
+        return self.aux(self.norm(x)) if self.training else self.norm(x)
+
+
+def test_layers_that_no_batch_reaches_stay_as_they_are():
+    model = WithTeacher().train()
+    teacher, aux = copy.deepcopy(model.teacher.state_dict()), copy.deepcopy(model.aux.state_dict())
+    update_norms(data(), model)
+    assert same_state(model.teacher, teacher) and same_state(model.aux, aux)
+    assert model.norm.num_batches_tracked == 4
+    assert all(module.training for module in (model, model.norm, model.compiled, model.aux))
 
 
 def test_batches_as_loaders_give_them():
@@ -111,11 +135,19 @@ def test_frozen_layers_and_errors():
     update_norms(data(), model)
     assert same_state(model[1], before) and model[2].num_batches_tracked == 4
     state = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="the loader gave no batch"):
-        update_norms([], model)
-    with pytest.raises(RuntimeError, match="expected 4 channels|shapes cannot be multiplied"):
-        update_norms([*data(), torch.randn(16, 7)], model)
-    assert same_state(model, state) and model[2].training and model[2].momentum == 0.05
+    for nothing in ([], [torch.full((16, 8), float("nan"))]):
+        with pytest.raises(ValueError, match="the loader gave no batch that is finite"):
+            update_norms(nothing, model)
+    lazy = nn.Sequential(nn.Linear(8, 4), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match=r"'1' \(LazyBatchNorm1d\) has seen no input yet"):
+        update_norms(data(), lazy)
+    thawed = copy.deepcopy(model)
+    unfreeze_norms(thawed)
+    for other in (model, thawed):
+        with pytest.raises(RuntimeError, match="expected 4 channels|shapes cannot be multiplied"):
+            update_norms([*data(), torch.randn(16, 7)], other)
+        assert same_state(other, state)
+    assert model[2].training and model[2].momentum == 0.05
     for other in (nn.Linear(3, 4), freeze_norms(model), SWBN1d(3, track_running_stats=False)):
         with pytest.raises(ValueError, match="no whitening layer or BatchNorm with running statistics"):
             update_norms(data(), other)
@@ -214,3 +246,77 @@ def test_number_of_batches_own_forward_and_order():
         fit("swbn-fro", UpdateNorms(), EMAWeightAveraging())
     with pytest.raises(ValueError, match="num_batches must be"):
         UpdateNorms(num_batches=0)
+
+
+def run(module, callbacks, loaders, **trainer):
+    trainer = pl.Trainer(
+        accelerator="cpu", callbacks=callbacks, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        **{"max_epochs": 2, "enable_checkpointing": False, **trainer},
+    )  # fmt: skip
+    trainer.fit(module.train(), loaders)
+    return trainer
+
+
+def loader(batch_size=16):
+    return DataLoader(TensorDataset(torch.cat(data()), torch.ones(64, 1)), batch_size=batch_size)
+
+
+class Several(Regression):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch["a"], batch_idx)
+
+
+def test_several_loaders_and_a_limit():
+    module = Several("swbn-fro")
+    update = UpdateNorms(forward=lambda module, batch: module(batch["a"][0]))
+    run(module, [update], {"a": loader(), "b": loader()}, limit_train_batches=3)
+    assert module.model[0][1].num_batches_tracked == 3
+
+
+class Once(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.batches = iter(data())
+
+    def __iter__(self):
+        return ((x, torch.ones(len(x), 1)) for x in self.batches)
+
+
+def test_nothing_is_lost_where_there_is_nothing_to_do(tmp_path):
+    module = Regression("swbn-fro")
+    kept = ModelCheckpoint(tmp_path, save_last=True, save_top_k=0, every_n_epochs=10)
+    with pytest.warns(UserWarning, match="UpdateNorms has left the statistics as they were: the loader gave no batch"):
+        run(module, [UpdateNorms(), kept], DataLoader(Once(), batch_size=None), max_epochs=1, enable_checkpointing=True)
+    assert (tmp_path / "last.ckpt").exists() and module.model[0][1].num_batches_tracked == 7 + 4
+    with pytest.raises(ValueError, match="has no whitening layer or BatchNorm"):
+        run(Regression("gn"), [UpdateNorms()], loader())
+    run(module, [UpdateNorms(), ModelCheckpoint(tmp_path)], loader(), fast_dev_run=True, enable_checkpointing=True)
+    assert not (tmp_path / "averaged.ckpt").exists()
+
+
+def test_checkpoints_of_the_run_hold_the_average_and_later_ones_the_update(tmp_path):
+    module = Regression("swbn-fro")
+    every = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    trainer = run(module, [EMAWeightAveraging(decay=0.9), UpdateNorms(), every], loader(), enable_checkpointing=True)
+    states = [torch.load(path, weights_only=True) for path in sorted(tmp_path.glob("epoch*.ckpt"))]
+    assert not torch.equal(
+        states[-1]["state_dict"]["model.1.weight"], states[-1]["current_model_state"]["model.1.weight"]
+    )
+    trainer.save_checkpoint(tmp_path / "later.ckpt")
+    assert same_state(module, torch.load(tmp_path / "later.ckpt", weights_only=True)["state_dict"])
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, loader())  # once more with the same callbacks: the average first, the update at its end
+    assert off(module) < 1e-5
+
+
+class OfBytes(Regression):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.seen = (batch[0] / 255).dtype
+        return batch
+
+
+def test_transfer_hooks_run_as_in_training():
+    module = OfBytes("swbn-fro")
+    images = TensorDataset(torch.randint(0, 255, (64, 8), dtype=torch.uint8), torch.ones(64, 1))
+    module.forward = lambda x: module.model((x / 255).to(torch.bfloat16))
+    run(module, [UpdateNorms()], DataLoader(images, batch_size=16), precision="bf16-true")
+    assert module.seen == torch.float32
