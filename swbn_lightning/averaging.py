@@ -49,12 +49,10 @@ class UpdateNorms(pl.Callback):
             require_positive("UpdateNorms", num_batches=num_batches)
         self.num_batches = num_batches
         self.forward = forward or _forward
-        self._updated = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        self._updated = False
         updated_norms(pl_module)  # an error now, not after days of training
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for later in callbacks[callbacks.index(self) :]:
@@ -74,19 +72,16 @@ class UpdateNorms(pl.Callback):
         except InputError as error:  # what was trained shall not be lost for it
             rank_zero_warn(f"UpdateNorms has left the statistics as they were: {error}")
             return
-        self._updated = True
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            # It goes on to validate and save its own copy of the average, which has the buffers from before.
+            average = callback._average_model if isinstance(callback, WeightAveraging) else None
+            if average is not None:
+                average.module.load_state_dict(pl_module.state_dict())
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         if folder is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             path = os.path.join(folder, CHECKPOINT)  # noqa: PTH118 (it may be the address of a bucket)
             trainer.save_checkpoint(path)
             rank_zero_info(f"Weights and normalisation statistics of the end of training: {path}")
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        # WeightAveraging saves its own copy of the average, which has the buffers from before.
-        if self._updated:
-            checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
 
     def _batches(self, trainer: pl.Trainer) -> Iterator[Any]:
         """Batches as they arrive in ``training_step``: on the device, after the transfer hooks, in its precision."""

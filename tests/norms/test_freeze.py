@@ -164,6 +164,7 @@ def test_layers_with_an_activation_inside():
     revert_norms(model)
     old = model.train().bn1
     assert type(old).__name__ == "BatchNormAct2d" and not old.training and old.drop.training
+    assert not model.eval().bn1.drop.training
 
 
 def test_fusing_and_compiling():

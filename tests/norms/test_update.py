@@ -180,6 +180,9 @@ class Regression(pl.LightningModule):
     def training_step(self, batch, batch_idx):
         return (self(batch[0]) - batch[1]).square().mean()
 
+    def validation_step(self, batch, batch_idx):
+        self.off_in_validation = off(self)
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.05)
 
@@ -301,6 +304,8 @@ def test_checkpoints_of_the_run_hold_the_average_and_later_ones_the_update(tmp_p
     assert not torch.equal(
         states[-1]["state_dict"]["model.1.weight"], states[-1]["current_model_state"]["model.1.weight"]
     )
+    trainer.validate(module, loader(), verbose=False)  # which takes the callback's copy of the average
+    assert module.off_in_validation < 1e-5 and off(module) < 1e-5
     trainer.save_checkpoint(tmp_path / "later.ckpt")
     assert same_state(module, torch.load(tmp_path / "later.ckpt", weights_only=True)["state_dict"])
     trainer.fit_loop.max_epochs = 3
@@ -312,6 +317,15 @@ class OfBytes(Regression):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         self.seen = (batch[0] / 255).dtype
         return batch
+
+
+def test_precision_is_that_of_training():
+    seen = []
+    update = UpdateNorms(
+        forward=lambda module, batch: seen.append(torch.is_autocast_enabled("cpu")) or module(batch[0])
+    )
+    run(Regression("swbn-fro"), [update], loader(), precision="bf16-mixed")
+    assert seen == [True] * 4
 
 
 def test_transfer_hooks_run_as_in_training():
