@@ -187,7 +187,7 @@ class WhiteningNorm(nn.Module):
         for name, value in batch.items():
             running = getattr(self, name)
             mixed = torch.lerp(running, value.to(running.dtype), factor)
-            running.copy_(torch.where(accepted, mixed, running))
+            torch.where(accepted, mixed, running, out=running)
 
     def _average_factor(self) -> float | Tensor:
         """The share of the new batch in the running statistics; a plain average if momentum is None."""
@@ -243,6 +243,11 @@ class WhiteningNorm(nn.Module):
 def _is(value: object, kind: type) -> bool:
     """numpy's numbers are ``Real`` and ``Integral``; the type checker does not believe it of ``float``."""
     return isinstance(value, kind)
+
+
+def all_finite(*values: Tensor) -> Tensor:
+    """Whether no value is infinite or NaN, ``[]``, without asking the device; few operators, for small tensors."""
+    return torch.cat([value.flatten().to(values[0].dtype) for value in values]).mul(0).sum() == 0
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
+from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.closed_form import center, output
 from swbn_lightning.norms.distributed import is_synchronized
 from swbn_lightning.norms.frozen import is_frozen
@@ -55,7 +55,7 @@ class BatchWhitening(WhiteningNorm):
         if training and (compiling or not is_recomputing()):
             with torch.no_grad():
                 batch = first_run(mean) if compiling else mean
-                accepted = torch.isfinite(w).all() & torch.isfinite(batch).all()
+                accepted = all_finite(w, batch)
                 self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w)
         return output(centred, w, self.weight, self.bias, x)
 

@@ -137,7 +137,7 @@ def _standardize_backward(
     # In float16 rstd stays out of the product: times W it can overflow where a channel is constant.
     after = rstd if xs.dtype == torch.float16 else None
     scale = torch.ones_like(rstd) if after is not None else rstd
-    shift, slope = (-(s1 * scale) / n).to(xs.dtype), (-(s2 * scale) / (n - 1)).to(xs.dtype)
+    shift, slope = (s1 * scale / -n).to(xs.dtype), (s2 * scale / (1 - n)).to(xs.dtype)
     rest = torch.addcmul(shift, xs, slope)
     if grad_rows is not None:
         rest = rest + (grad_rows * scale).to(rest.dtype)

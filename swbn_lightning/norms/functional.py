@@ -46,15 +46,25 @@ def as_rows(x: Tensor) -> Tensor:
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
+_PART = 8192  # rows that are cast to float32 at a time
+
+
 def gram(a: Tensor, b: Tensor, num_groups: int = 1) -> Tensor:
     """``a^T b`` of two ``[n, C]``, its blocks of ``[g, C/g, C/g]``; summed in float32 or better."""
     dtype = accumulation_dtype(a.dtype)
-    options: dict[str, Any] = {}
-    if a.dtype != dtype:
-        if a.device.type == "cuda" and not torch.is_grad_enabled():
-            options = {"out_dtype": dtype}  # operands as they are, which a GPU sums in float32
-        else:
-            a, b = a.to(dtype), b.to(dtype)
+    if a.dtype == dtype:
+        return _blocks_of_product(a, b, num_groups)
+    plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if plain and a.device.type == "cuda":
+        return _blocks_of_product(a, b, num_groups, out_dtype=dtype)  # 16-bit operands, which a GPU sums in float32
+    if not plain or len(a) <= _PART:
+        return _blocks_of_product(a.to(dtype), b.to(dtype), num_groups)
+    # Part by part: the whole in float32 would be more than all else that the layer needs.
+    parts = zip(a.split(_PART), b.split(_PART), strict=True)
+    return torch.stack([_blocks_of_product(x.to(dtype), y.to(dtype), num_groups) for x, y in parts]).sum(0)
+
+
+def _blocks_of_product(a: Tensor, b: Tensor, num_groups: int, **options: Any) -> Tensor:
     if num_groups == 1:
         return torch.ops.aten.mm(a.mT, b, **options).unsqueeze(0)
     a, b = (rows.unflatten(1, (num_groups, -1)).transpose(0, 1) for rows in (a, b))
@@ -161,9 +171,9 @@ def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Ten
     ratio = (count - 1) / count
     dtype = accumulation_dtype(x.dtype)
     weight = torch.full((x.shape[1],), math.sqrt(ratio), dtype=dtype, device=x.device)
-    xs, mean, inverse = torch.native_batch_norm(x, weight, torch.zeros_like(weight), None, None, True, 0.0, ratio * eps)
+    xs, mean, inverse = torch.native_batch_norm(x, weight, None, None, None, True, 0.0, ratio * eps)
     with torch.no_grad():
-        variance = (inverse.square().reciprocal() / ratio - eps).clamp(min=0)
+        variance = inverse.pow(-2).div_(ratio).sub_(eps).clamp_(min=0)
     return xs, mean.detach(), variance, inverse.detach() * math.sqrt(ratio)
 
 
@@ -233,13 +243,14 @@ def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: fl
     _check_criterion(criterion)
     w = whitening_matrix
     ws = w @ covariance
-    excess = ws @ w.mT - torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
+    excess = ws @ w.mT
+    excess.diagonal(dim1=-2, dim2=-1).sub_(1)
     if criterion == "kl":
         delta = excess @ w
     else:
         norm = torch.linalg.matrix_norm(excess, keepdim=True)
-        delta = torch.where(norm == 0, 0.0, excess @ ws / norm)  # a NaN norm stays one, to be rejected
-    stepped = w - step_size * delta
+        delta = excess @ ws / norm.clamp(min=torch.finfo(norm.dtype).tiny)  # 0 where the norm is; NaN where it is NaN
+    stepped = torch.sub(w, delta, alpha=step_size)
     return (stepped + stepped.mT) / 2
 
 

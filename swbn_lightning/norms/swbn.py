@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state, without_autocast
+from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.closed_form import whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 from swbn_lightning.norms.frozen import is_frozen
@@ -212,7 +212,7 @@ class SWBN(WhiteningNorm):
         """
         old = self.whitening_matrix
         stepped = old if s is None else WF.whitening_update(old, s, self.step_size, self.criterion)
-        accepted = torch.isfinite(stepped).all() & torch.isfinite(mean).all() & torch.isfinite(variance).all()
+        accepted = all_finite(stepped, mean, variance)
         w = torch.where(accepted, stepped, old)
         if torch.compiler.is_compiling():
             w = first_run(w)

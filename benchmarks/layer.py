@@ -1,0 +1,154 @@
+"""What one normalisation layer costs: training (forward and backward) and evaluation, against BatchNorm.
+
+    python -m benchmarks.layer
+    python -m benchmarks.layer --norms bn swbn --shapes 128x64x16x16 --dtype bfloat16 --rounds 50
+    python -m benchmarks.layer --dtype bfloat16 --graph          on a GPU: the paper's single-layer table
+
+The layers take turns, one pass each a round; the figures are medians over the rounds. ``literal-…`` is the paper's
+formulas left to autograd. ``bn+products`` is BatchNorm and, by themselves, the four products over the samples that
+whitening cannot do without. ``fused`` is what ``fuse_norms`` leaves of a layer with nothing before it, a 1x1
+convolution; behind a convolution it leaves nothing at all. Prints a Markdown table and writes the same as JSON.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.literal import LiteralIterNorm, LiteralSWBN
+from benchmarks.timing import Pass, captured, medians, parser, write
+from swbn_lightning import NormFactory, fuse_norms
+
+CPU_SHAPES = ("64x16x32x32", "64x64x16x16", "64x256x8x8", "64x512x6x6")
+GPU_SHAPES = ("64x64x32x32", "64x256x32x32", "64x1024x32x32", "64x2048x32x32")
+# Zhang et al., CVPR 2021, single-layer wall-clock table (TITAN Xp, PyTorch 1.3): milliseconds at so many channels.
+PAPER = {
+    "bn": {256: 1.7, 1024: 5.01, 2048: 11.44},
+    "swbn-kl": {256: 13.5, 1024: 72.5, 2048: 256.4},
+    "swbn-fro": {256: 13.2, 1024: 72.3, 2048: 260.12},
+    "iternorm": {256: 15.5, 1024: 111.8, 2048: 475.34},
+}
+LITERAL = {"literal-swbn": LiteralSWBN, "literal-iternorm": LiteralIterNorm}
+NORMS = ("bn", "bn+products", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
+EVALUATED = ("bn", "swbn-fro", "iternorm", "dbn")
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = _options()
+    dtype, device = getattr(torch, options.dtype), torch.device(options.device)
+    layout = getattr(torch, options.layout)
+    rows: list[dict[str, Any]] = []
+    for text in options.shapes:
+        torch.manual_seed(options.seed)
+        shape = tuple(int(size) for size in text.split("x"))
+        x = torch.randn(shape, device=device, dtype=dtype).contiguous(memory_format=layout)
+        passes: dict[tuple[str, str], Pass] = {}
+        for norm in options.norms:
+            passes[norm, "train"] = training_pass(norm, x, options.norm_options)
+        for norm in (n for n in options.norms if n in EVALUATED):
+            passes[norm, "eval"] = _evaluation(NormFactory(norm)(shape[1]).to(device, dtype), x)
+        if "swbn-fro" in options.norms:
+            passes["fused", "eval"] = _evaluation(fuse_norms(NormFactory("swbn-fro")(shape[1]).to(device, dtype)), x)
+        if options.graph:
+            passes = {key: captured(run) for key, run in passes.items() if key[0] != "dbn"}
+        for (norm, mode), seconds in medians(passes, options.rounds, device).items():
+            paper = PAPER.get(norm, {}).get(shape[1])
+            ratio = paper / PAPER["bn"][shape[1]] if paper else None
+            rows.append({"shape": text, "norm": norm, "mode": mode, "ms": 1000 * seconds, "paper_ratio": ratio})
+    print(table(rows, options.shapes))
+    write(options, rows)
+
+
+def _options() -> argparse.Namespace:
+    made = parser(__doc__, "layer", rounds=30)
+    made.add_argument("--norms", nargs="+", default=NORMS)
+    made.add_argument("--shapes", nargs="+", help="NxCxHxW; by default four of CIFAR's size, on a GPU the paper's")
+    made.add_argument("--channels", nargs="+", type=int, help="the default shapes with these channels alone")
+    made.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
+    made.add_argument("--graph", action="store_true", help="replay CUDA graphs")
+    made.add_argument("--cov-samples", type=int, help="of the SWBN layers")
+    made.add_argument("--update-every", type=int, help="of the SWBN layers")
+    options = made.parse_args()
+    if options.graph and not options.device.startswith("cuda"):
+        made.error(f"--graph needs a GPU, the device is {options.device}")
+    options.shapes = options.shapes or (GPU_SHAPES if options.device.startswith("cuda") else CPU_SHAPES)
+    if options.channels:
+        options.shapes = [shape for shape in options.shapes if int(shape.split("x")[1]) in options.channels]
+    given = {"cov_samples": options.cov_samples, "update_every": options.update_every}
+    options.norm_options = {key: value for key, value in given.items() if value is not None}
+    return options
+
+
+def training_pass(norm: str, x: Tensor, swbn_options: dict[str, Any]) -> Pass:
+    """Forward and backward of one layer in training, on an input and a gradient that stay the same."""
+    if norm == "bn+products":
+        return _batchnorm_and_products(x)
+    swbn = swbn_options if norm.startswith("swbn") else {}
+    layer = LITERAL[norm](x.shape[1]) if norm in LITERAL else NormFactory(norm, **swbn)(x.shape[1])
+    if x.dtype.itemsize < 4 and norm in LITERAL:
+        layer.weight.data, layer.bias.data = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
+        layer = layer.to(x.device)
+    else:
+        layer = layer.to(x.device, x.dtype)
+    return _training(layer, x)
+
+
+def _training(layer: nn.Module, x: Tensor) -> Pass:
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    upstream = torch.randn_like(x)
+    layer.train()
+
+    def step() -> None:
+        x.grad = None
+        layer.zero_grad()
+        layer(x).backward(upstream)
+
+    return step
+
+
+def _batchnorm_and_products(x: Tensor) -> Pass:
+    batchnorm = _training(nn.BatchNorm2d(x.shape[1], device=x.device, dtype=x.dtype), x)
+    d = x.shape[1]
+    rows = x.movedim(1, -1).reshape(-1, d)
+    matrix = torch.randn(d, d, device=x.device, dtype=x.dtype)
+
+    def step() -> None:
+        batchnorm()
+        for _ in range(2):
+            torch.mm(rows.T, rows)
+            torch.mm(rows, matrix)
+
+    return step
+
+
+def _evaluation(layer: nn.Module, x: Tensor) -> Pass:
+    layer.eval()
+
+    def step() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    return step
+
+
+def table(rows: list[dict[str, Any]], shapes: list[str]) -> str:
+    """A line a norm and mode; milliseconds, times BatchNorm's, and in brackets the paper's ratio."""
+    found = {(row["norm"], row["mode"], row["shape"]): row for row in rows}
+    lines = [f"| norm | {' | '.join(shapes)} |", f"| --- |{' ---: |' * len(shapes)}"]
+    for norm, mode in dict.fromkeys((row["norm"], row["mode"]) for row in rows):
+        cells = []
+        for shape in shapes:
+            row, base = found[norm, mode, shape], found.get(("bn", mode, shape))
+            cell = f"{row['ms']:.3f}"
+            if base and norm != "bn":
+                paper = f", paper {row['paper_ratio']:.1f}" if row["paper_ratio"] and mode == "train" else ""
+                cell += f" ({row['ms'] / base['ms']:.2f}{paper})"
+            cells.append(cell)
+        lines.append(f"| {norm}, {mode} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""How much memory the norms need in training: the most that is held at once, against BatchNorm.
+
+    python -m benchmarks.memory
+
+A chain of convolution, norm and ReLU in place, as networks have it; forward and backward. Counted are the bytes of
+all tensors that operators make, weights and their gradients not; so the figures do not depend on an allocator. On a
+GPU the allocator's own peak stands beside it.
+"""
+
+import argparse
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.layer import LITERAL
+from benchmarks.timing import parser, write
+from swbn_lightning import NormFactory
+
+NORMS = ("bn", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made inside hold at once; what they share, or what was there before, not counted."""
+
+    def __init__(self, before: list[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in before}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address in self._known or not size:
+            return
+        self._known.add(address)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._free, address, size)
+
+    def _free(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self.now -= size
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = _options()
+    rows: list[dict[str, Any]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for norm in options.norms:
+            rows.append(_measure(norm, dtype, options))
+    print("| norm | float32, MiB (times BatchNorm) | bfloat16, MiB (times BatchNorm) |\n| --- | ---: | ---: |")
+    for norm in options.norms:
+        cells = []
+        for name in ("float32", "bfloat16"):
+            found = {row["norm"]: row["peak_bytes"] for row in rows if row["dtype"] == name}
+            cells.append(f"{found[norm] / 2**20:.1f} ({found[norm] / found['bn']:.2f})")
+        print(f"| {norm} | {' | '.join(cells)} |")
+    write(options, rows)
+
+
+def _options() -> argparse.Namespace:
+    made = parser(__doc__, "memory", rounds=1)
+    made.add_argument("--norms", nargs="+", default=NORMS)
+    made.add_argument("--channels", type=int, default=64)
+    made.add_argument("--side", type=int, default=32, help="height and width of the maps")
+    made.add_argument("--batch", type=int, default=64)
+    made.add_argument("--depth", type=int, default=8, help="norms in the chain")
+    return made.parse_args()
+
+
+def _measure(norm: str, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(options.seed)
+    d = options.channels
+    layers: list[nn.Module] = []
+    for _ in range(options.depth):
+        made = LITERAL[norm](d) if norm in LITERAL else NormFactory(norm)(d)
+        layers += [nn.Conv2d(d, d, 1, bias=False), made, nn.ReLU(inplace=True)]
+    model = nn.Sequential(*layers).to(options.device).to(memory_format=torch.channels_last)
+    if norm not in LITERAL:  # those keep their state in float32 by autocast alone
+        model.to(dtype)
+    x = torch.randn(options.batch, d, options.side, options.side, device=options.device, dtype=dtype)
+    x = x.contiguous(memory_format=torch.channels_last)
+    autocast = torch.autocast(torch.device(options.device).type, dtype, enabled=dtype != torch.float32)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = [x, *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
+    cuda = options.device.startswith("cuda")
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated() if cuda else 0
+    with PeakMemory([t for t in before if t is not None]) as counted, autocast:
+        loss = model(x).sum()
+        loss.backward()
+    peak = torch.cuda.max_memory_allocated() - start if cuda else None
+    name = str(dtype).removeprefix("torch.")
+    return {"norm": norm, "dtype": name, "peak_bytes": counted.peak, "allocator_peak_bytes": peak}
+
+
+if __name__ == "__main__":
+    main()
