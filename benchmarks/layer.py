@@ -1,7 +1,7 @@
 """What one normalisation layer costs: training (forward and backward) and evaluation, against BatchNorm.
 
     python -m benchmarks.layer
-    python -m benchmarks.layer --norms bn swbn --shapes 128x64x16x16 --dtype bfloat16 --rounds 50
+    python -m benchmarks.layer --norms bn swbn-fro swbn-fro:update_every=10 --shapes 128x64x16x16 --rounds 50
     python -m benchmarks.layer --dtype bfloat16 --graph          on a GPU: the paper's single-layer table
 
 The layers take turns, one pass each a round; the figures are medians over the rounds. ``literal-…`` is the paper's
@@ -46,7 +46,7 @@ def main() -> None:
         x = torch.randn(shape, device=device, dtype=dtype).contiguous(memory_format=layout)
         passes: dict[tuple[str, str], Pass] = {}
         for norm in options.norms:
-            passes[norm, "train"] = training_pass(norm, x, options.norm_options)
+            passes[norm, "train"] = training_pass(norm, x)
         for norm in (n for n in options.norms if n in EVALUATED):
             passes[norm, "eval"] = _evaluation(NormFactory(norm)(shape[1]).to(device, dtype), x)
         if "swbn-fro" in options.norms:
@@ -63,36 +63,39 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     made = parser(__doc__, "layer", rounds=30)
-    made.add_argument("--norms", nargs="+", default=NORMS)
+    made.add_argument("--norms", nargs="+", default=NORMS, help="names, with options as swbn-fro:cov_samples=512")
     made.add_argument("--shapes", nargs="+", help="NxCxHxW; by default four of CIFAR's size, on a GPU the paper's")
     made.add_argument("--channels", nargs="+", type=int, help="the default shapes with these channels alone")
     made.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
     made.add_argument("--graph", action="store_true", help="replay CUDA graphs")
-    made.add_argument("--cov-samples", type=int, help="of the SWBN layers")
-    made.add_argument("--update-every", type=int, help="of the SWBN layers")
     options = made.parse_args()
     if options.graph and not options.device.startswith("cuda"):
         made.error(f"--graph needs a GPU, the device is {options.device}")
     options.shapes = options.shapes or (GPU_SHAPES if options.device.startswith("cuda") else CPU_SHAPES)
     if options.channels:
         options.shapes = [shape for shape in options.shapes if int(shape.split("x")[1]) in options.channels]
-    given = {"cov_samples": options.cov_samples, "update_every": options.update_every}
-    options.norm_options = {key: value for key, value in given.items() if value is not None}
     return options
 
 
-def training_pass(norm: str, x: Tensor, swbn_options: dict[str, Any]) -> Pass:
+def training_pass(norm: str, x: Tensor) -> Pass:
     """Forward and backward of one layer in training, on an input and a gradient that stay the same."""
     if norm == "bn+products":
         return _batchnorm_and_products(x)
-    swbn = swbn_options if norm.startswith("swbn") else {}
-    layer = LITERAL[norm](x.shape[1]) if norm in LITERAL else NormFactory(norm, **swbn)(x.shape[1])
+    layer = _layer(norm, x.shape[1])
     if x.dtype.itemsize < 4 and norm in LITERAL:
         layer.weight.data, layer.bias.data = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
         layer = layer.to(x.device)
     else:
         layer = layer.to(x.device, x.dtype)
     return _training(layer, x)
+
+
+def _layer(norm: str, channels: int) -> nn.Module:
+    if norm in LITERAL:
+        return LITERAL[norm](channels)
+    name, _, given = norm.partition(":")
+    options = dict(item.split("=") for item in given.split(",") if item)
+    return NormFactory(name, **{key: int(value) for key, value in options.items()})(channels)
 
 
 def _training(layer: nn.Module, x: Tensor) -> Pass:
