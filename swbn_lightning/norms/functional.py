@@ -46,7 +46,7 @@ def as_rows(x: Tensor) -> Tensor:
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
-_PART = 8192  # rows that are cast to float32 at a time
+_PART = 1024  # rows that are cast to float32 at a time
 
 
 def gram(a: Tensor, b: Tensor, num_groups: int = 1) -> Tensor:

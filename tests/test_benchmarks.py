@@ -1,0 +1,66 @@
+"""The benchmarks run, write what they print, and compare with baselines that compute the same."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import layer, memory, network
+from benchmarks.literal import LiteralIterNorm, LiteralSWBN
+from swbn_lightning import IterNorm2d, SWBN2d
+
+
+def run(module, monkeypatch, tmp_path, *arguments):
+    output = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark", *arguments, "--device=cpu", "--output", str(output)])
+    module.main()
+    return json.loads(output.read_text())
+
+
+def test_layer(monkeypatch, tmp_path, capsys):
+    shapes = ["--shapes", "4x8x4x4", "4x256x2x2", "--rounds=1"]
+    content = run(layer, monkeypatch, tmp_path, *shapes, "--norms", *layer.NORMS, "swbn-fro:update_every=2")
+    found = {(row["norm"], row["mode"], row["shape"]): row for row in content["rows"]}
+    assert len(found) == 2 * (len(layer.NORMS) + 1 + len(layer.EVALUATED) + 1)
+    assert all(row["ms"] > 0 for row in found.values())
+    assert found["swbn-fro", "train", "4x256x2x2"]["paper_ratio"] == pytest.approx(13.2 / 1.7)
+    assert "torch" in content["environment"]
+    assert "| swbn-fro:update_every=2, train |" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["layer", "--channels", "16", "512", "--device=cpu"])
+    assert layer._options().shapes == ["64x16x32x32", "64x512x6x6"]
+    with pytest.raises(SystemExit):
+        run(layer, monkeypatch, tmp_path, "--graph")
+    assert "--graph needs a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_network(monkeypatch, tmp_path):
+    content = run(network, monkeypatch, tmp_path, "--batch=2", "--rounds=1", "--norms", "bn", "literal-iternorm")
+    assert {row["norm"] for row in content["rows"]} >= {"bn", "literal-iternorm", "fused swbn-fro", "none"}
+
+
+def test_memory_is_batchnorms(monkeypatch, tmp_path):
+    content = run(memory, monkeypatch, tmp_path, "--channels=16", "--side=32", "--batch=16", "--depth=4")
+    peak = {(row["norm"], row["dtype"]): row["peak_bytes"] for row in content["rows"]}
+    activation = 16 * 16 * 32 * 32 * 4
+    assert peak["bn", "float32"] == pytest.approx((2 * 4 + 1) * activation, rel=0.01)
+    for dtype in ("float32", "bfloat16"):
+        for norm, most in (("swbn-fro", 1.02), ("swbn-kl", 1.02), ("iternorm", 1.15)):
+            assert peak[norm, dtype] <= most * peak["bn", dtype], (norm, dtype)
+        assert peak["literal-swbn", dtype] > 1.5 * peak["bn", dtype]
+
+
+@pytest.mark.parametrize(("literal", "ours"), [(LiteralSWBN, SWBN2d), (LiteralIterNorm, IterNorm2d)])
+def test_the_literal_layers_compute_the_same(literal, ours):
+    torch.manual_seed(0)
+    mine, theirs = ours(6), literal(6)
+    for _ in range(3):
+        x = torch.randn(8, 6, 5, 5)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, expected = mine(a), theirs(b)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        y.pow(3).sum().backward(), expected.pow(3).sum().backward()
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(mine.whitening_matrix[0], theirs.whitening_matrix, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mine.running_mean, theirs.running_mean)
