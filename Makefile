@@ -2,6 +2,7 @@
 #   make quickstart    train a prototypical network with SWBN layers, test it on letters never seen
 #   make test          lint, type check, tests
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 # Touched when the environment matches pyproject.toml, so that a second `make` installs nothing.
@@ -24,7 +25,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist loadscope
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow

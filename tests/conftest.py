@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 # Lightning 2.6 uses calls of jsonargparse 4 that version 5, outside our range, removes.
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 

@@ -98,7 +98,8 @@ def test_test_gives_the_same_digits_in_every_process(run, capsys):
     (a,), (b,) = first["results"], second["results"]
     assert a["accuracy"] == b["accuracy"] and a["ci95"] == b["ci95"] and a["images"] == b["images"] == 20 * 24
     # The table of a test shows how white the trained layers became.
-    assert first["whiteness"] == json.loads((folder / "version_0" / "results.json").read_text())["whiteness"]
+    whole = json.loads((folder / "version_0" / "results.json").read_text())["whiteness"]
+    assert first["whiteness"] == whole[: len(first["whiteness"])] and len(first["whiteness"]) >= 2  # to the best epoch
 
 
 def test_the_table(run, capsys):

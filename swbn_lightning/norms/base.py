@@ -247,7 +247,9 @@ def _is(value: object, kind: type) -> bool:
 
 def all_finite(*values: Tensor) -> Tensor:
     """Whether no value is infinite or NaN, ``[]``, without asking the device; few operators, for small tensors."""
-    return torch.cat([value.flatten().to(values[0].dtype) for value in values]).mul(0).sum() == 0
+    # 0 times what is not finite is NaN. (One `cat` would take fewer operators still; torch 2.14 compiles it wrongly.)
+    first, *rest = (value.mul(0).sum() for value in values)
+    return sum(rest, start=first) == 0
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:

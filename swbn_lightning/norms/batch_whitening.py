@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.closed_form import center, output
+from swbn_lightning.norms.closed_form import center, is_transformed, output
 from swbn_lightning.norms.distributed import is_synchronized
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.recompute import first_run, is_recomputing
@@ -47,16 +47,26 @@ class BatchWhitening(WhiteningNorm):
         count = self._check_batch(x, synchronized)
         if count == 0 and not synchronized:
             return self._forward_empty(x)
-        centred, s, mean, samples = center(x, self.num_groups, synchronized)
+        plain = not synchronized and is_transformed()
+        samples: int | Tensor = count
+        if plain:
+            mean = WF.batch_mean(x)
+            centred = WF.center(x, mean)
+            s = WF.covariance(centred, self.num_groups)
+        else:
+            centred, s, mean, samples = center(x, self.num_groups, synchronized)
         s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         w = self._inverse_sqrt(s)
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
         compiling = torch.compiler.is_compiling()
         if training and (compiling or not is_recomputing()):
             with torch.no_grad():
-                batch = first_run(mean) if compiling else mean
-                accepted = all_finite(w, batch)
-                self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w)
+                w_now = w.detach()  # no_grad alone leaves the tangents of forward-mode derivatives
+                batch = first_run(mean) if compiling else mean.detach()
+                accepted = all_finite(w_now, batch)
+                self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w_now)
+        if plain:
+            return WF.whiten(centred, w, self.weight, self.bias)
         return output(centred, w, self.weight, self.bias, x)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:

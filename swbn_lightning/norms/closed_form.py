@@ -15,6 +15,16 @@ from swbn_lightning.norms.base import without_autocast
 from swbn_lightning.norms.distributed import all_reduce, merge_covariance, merge_mean
 
 
+def is_transformed() -> bool:
+    """Whether a forward runs under what autograd functions of one's own do not support.
+
+    Tracing by ``torch.jit``, transforms by ``torch.func`` and forward-mode derivatives: there the layers use the plain
+    formulas, whose backward is autograd's.
+    """
+    tracing = torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return tracing or torch.autograd.forward_ad._current_level >= 0
+
+
 def whiten_standardized(
     x: Tensor,
     rows: Tensor,
@@ -101,13 +111,13 @@ def _gradients(
     sums = g.sum(0, dtype=w.dtype)
     grad_weight = grad_bias = grad_x = None
     if weight is not None:
-        grad_weight = (w * p).sum(-1).flatten().to(weight.dtype)
+        grad_weight = (w * p).sum(-1).reshape(-1).to(weight.dtype)
     if ctx.bias_dtype is not None:
         grad_bias = sums.to(ctx.bias_dtype)
     if ctx.needs_input_grad[0]:
         a = WF.scaled(w, weight)
-        s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).flatten()
-        s2 = (a * p).sum(-2).flatten()
+        s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).reshape(-1)
+        s2 = (a * p).sum(-2).reshape(-1)
         grad_x = _standardize_backward(ctx, g, a, xs, rstd, s1, s2, grad_rows, grad_rstd)
     return grad_x, grad_weight, grad_bias
 

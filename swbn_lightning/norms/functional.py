@@ -60,8 +60,11 @@ def gram(a: Tensor, b: Tensor, num_groups: int = 1) -> Tensor:
     if not plain or len(a) <= _PART:
         return _blocks_of_product(a.to(dtype), b.to(dtype), num_groups)
     # Part by part: the whole in float32 would be more than all else that the layer needs.
-    parts = zip(a.split(_PART), b.split(_PART), strict=True)
-    return torch.stack([_blocks_of_product(x.to(dtype), y.to(dtype), num_groups) for x, y in parts]).sum(0)
+    total, *rest = zip(a.split(_PART), b.split(_PART), strict=True)
+    result = _blocks_of_product(total[0].to(dtype), total[1].to(dtype), num_groups)
+    for part in rest:
+        result += _blocks_of_product(part[0].to(dtype), part[1].to(dtype), num_groups)
+    return result
 
 
 def _blocks_of_product(a: Tensor, b: Tensor, num_groups: int, **options: Any) -> Tensor:

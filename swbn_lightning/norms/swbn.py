@@ -10,7 +10,7 @@ from torch import Tensor
 from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.closed_form import whiten_standardized
+from swbn_lightning.norms.closed_form import is_transformed, whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.recompute import FirstRuns, first_run, is_recomputing
@@ -52,10 +52,12 @@ class SWBN(WhiteningNorm):
             is the same on all of them. Two collectives a forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
         cov_samples: beyond the paper: take the covariance from so many of the batch's samples, regularly spaced, at
-            least 8 times the channels a group. None for all. The statistics are those of the whole batch.
+            least 8 times the channels a group. None for all. The statistics are those of the whole batch; in float16
+            all are taken, since the output's range depends on them.
         update_every: beyond the paper: step W (and take the covariance) at every so manyth training forward alone;
             the number of its steps, by which to choose ``step_size``, is that much smaller. 1 for every one. It
-            counts on the host, so it works neither under ``torch.compile`` nor in a CUDA graph.
+            counts on the host, so it works neither in a graph of ``torch.compile`` or ``torch.jit.trace`` nor in a
+            CUDA graph.
 
     Shape:
         1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
@@ -135,7 +137,7 @@ class SWBN(WhiteningNorm):
 
     def reset_running_stats(self) -> None:
         super().reset_running_stats()
-        self._num_forwards = 0  # on the host, for update_every alone
+        self._num_forwards = [0]  # on the host, for update_every alone; a list, which replicas of the module share
 
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
@@ -147,6 +149,8 @@ class SWBN(WhiteningNorm):
         count = self._check_batch(x, synchronized)
         if count == 0 and not synchronized:
             return self._forward_empty(x)
+        if not synchronized and is_transformed():
+            return self._forward_plain(x)
         total: Tensor | None = None
         with torch.no_grad():
             rows = WF.as_rows(x)
@@ -154,6 +158,11 @@ class SWBN(WhiteningNorm):
                 mean, variance, total = merge_moments(*WF.moments(rows), count)
                 xs = WF.standardize(rows, mean, variance, self.eps)
                 rstd = torch.rsqrt(variance + self.eps)
+            elif rows.device.type == "cpu" and rows.dtype.itemsize >= 4:
+                # PyTorch's operator for rows sums them one by one on a CPU: with a large mean that is noise.
+                shift = WF.batch_mean(rows)
+                xs, mean, variance, rstd = WF.standardize_batch(WF.center(rows, shift), self.eps)
+                mean = mean + shift
             else:
                 xs, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
             compiling = torch.compiler.is_compiling()
@@ -165,18 +174,26 @@ class SWBN(WhiteningNorm):
                     self._first_runs.note(mean, variance, w)
         return whiten_standardized(x, xs, rstd, w, self.weight, self.bias, total)
 
+    def _forward_plain(self, x: Tensor) -> Tensor:
+        """A training forward without autograd functions of our own."""
+        xs, mean, variance, _ = WF.standardize_batch(x, self.eps)
+        with torch.no_grad():
+            w = self._step(mean, variance, WF.as_rows(xs), None, positions=math.prod(x.shape[2:]))
+        return WF.whiten(xs, w, self.weight, self.bias)
+
     def _step(self, mean: Tensor, variance: Tensor, xs: Tensor, total: Tensor | None, positions: int) -> Tensor:
         """What a training forward does to the state; returns its W."""
         due = self._is_due()
         s: Tensor | None = None
-        if due or xs.dtype == torch.float16:
-            s = WF.covariance(self._samples_of(xs, positions), self.num_groups)
+        float16 = xs.dtype == torch.float16  # its range is what a W that has diverged soon exceeds
+        if due or float16:
+            s = WF.covariance(xs if float16 else self._samples_of(xs, positions), self.num_groups)
             if total is not None:
                 s = merge_covariance(s, len(xs), total)
             s = s.to(self.whitening_matrix.dtype)
         samples = len(xs) if total is None else total
         w = self._update_state(mean, variance, s if due else None, samples)
-        if s is not None and xs.dtype == torch.float16:  # a W far from overflow can give more than float16 holds
+        if s is not None and float16:
             w = WF.keep_in_range(w, s, samples, self.weight, xs.dtype)
         return w
 
@@ -184,13 +201,14 @@ class SWBN(WhiteningNorm):
         """Whether W takes a step at this forward."""
         if self.update_every == 1:
             return True
-        if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if tracing or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             raise RuntimeError(
                 f"update_every={self.update_every} counts batches on the host, which a compiled or captured step does "
                 "not run again; use update_every=1 (and cov_samples for a cheaper step)."
             )
-        self._num_forwards += 1
-        return (self._num_forwards - 1) % self.update_every == 0
+        self._num_forwards[0] += 1
+        return (self._num_forwards[0] - 1) % self.update_every == 0
 
     def _samples_of(self, xs: Tensor, positions: int) -> Tensor:
         """The rows that the covariance is taken from: every k-th, for a k that does not divide an image's positions."""
@@ -224,7 +242,7 @@ class SWBN(WhiteningNorm):
         super()._load_from_state_dict(state_dict, prefix, *args)
         tracked = state_dict.get(prefix + "num_batches_tracked")
         if tracked is not None and not tracked.is_meta and self.update_every > 1:
-            self._num_forwards = int(tracked)  # go on with the batch that comes next
+            self._num_forwards = [int(tracked)]  # go on with the batch that comes next
 
 
 class SWBN1d(SWBN):

@@ -116,6 +116,26 @@ def test_checkpointing_counts_a_batch_once():
     torch.testing.assert_close(model[0].weight.grad, plain[0].weight.grad)
 
 
+def test_replicas_share_the_count():
+    norm = SWBN1d(4, step_size=0.1, update_every=3)
+    steps = []
+    for _ in range(6):
+        before = w_of(norm)
+        replica = norm._replicate_for_data_parallel()
+        replica._buffers, replica._parameters = norm._buffers, norm._parameters
+        replica(torch.randn(16, 4))
+        steps.append(not torch.equal(before, norm.whitening_matrix))
+    assert steps == [True, False, False] * 2
+
+
+def test_float16_takes_all_samples_for_its_range():
+    norm = SWBN2d(4, cov_samples=64, step_size=1e-6, affine=False)
+    norm.whitening_matrix.mul_(2000)
+    x = torch.randn(64, 4, 32, 32) * 1e-2
+    x[5, :, 3, 4] = torch.tensor([300.0, -300, 200, 100])  # a place that the subset may miss
+    assert norm(x.half()).isfinite().all()
+
+
 def test_errors():
     with pytest.raises(ValueError, match="cov_samples must be at least 128, 8 times the channels .* got 100"):
         SWBN2d(16, cov_samples=100)
@@ -127,5 +147,7 @@ def test_errors():
     compiled = torch.compile(SWBN1d(4, update_every=2), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="update_every=2 counts batches on the host"):
         compiled(torch.randn(16, 4))
+    with pytest.raises(RuntimeError, match="update_every=2 counts batches on the host"):
+        torch.jit.trace(SWBN1d(4, update_every=2), torch.randn(16, 4), check_trace=False)
     assert "update_every=2" in repr(SWBN1d(4, update_every=2)) and "cov_samples=64" in repr(SWBN1d(4, cov_samples=64))
     assert "cov_samples" not in repr(SWBN1d(4))

@@ -1,10 +1,12 @@
 """The backward passes that are written out: equal to autograd's of the formulas, of any order, and without copies."""
 
+import copy
 import itertools
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swbn_lightning import IterNorm2d, NormFactory, SWBN2d
@@ -238,3 +240,60 @@ def test_an_activation_behind_may_work_in_place(name, groups, layout):
         nn.functional.relu(y, inplace=inplace).pow(2).sum().backward()
         gradients.append(inputs.grad)
     torch.testing.assert_close(*gradients)
+
+
+def float64_copy(norm, x):
+    reference = copy.deepcopy(norm).double()
+    return reference(x.double()), reference
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
+def test_a_mean_of_ten_thousand_deviations(name, layout):
+    torch.manual_seed(0)
+    x = (torch.randn(64, 4, 32, 32) + 1e4).contiguous(memory_format=layout)
+    norm = NormFactory(name)(4)
+    expected, reference = float64_copy(norm, x)
+    y = norm(x)
+    assert (y - expected).norm() <= 2e-3 * expected.norm()  # float32 itself has 1e-3 of a deviation there
+    for key, value in norm.state_dict().items():
+        torch.testing.assert_close(value, reference.state_dict()[key].to(value.dtype), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("n", [1024, 2500])
+def test_16_bit_products_are_summed_in_float32_to_the_last_row(n, groups):
+    torch.manual_seed(0)
+    a, b = (torch.randn(n, 4).bfloat16() for _ in range(2))
+    with torch.no_grad():
+        found = WF.gram(a, b, groups)
+    expected = a.double().T @ b.double()
+    blocks = torch.stack([expected[i : i + 4 // groups, i : i + 4 // groups] for i in range(0, 4, 4 // groups)])
+    torch.testing.assert_close(found.double(), blocks, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "dbn"])
+def test_transforms_that_batchnorm_allows(name):
+    torch.manual_seed(0)
+    x = torch.randn(6, 4, 3, 3)
+    norm = NormFactory(name)(4)
+    expected = copy.deepcopy(norm)(x)
+    torch.testing.assert_close(torch.jit.trace(copy.deepcopy(norm), x, check_trace=False)(x).detach().shape, x.shape)
+    if name != "dbn":  # its decomposition has no forward-mode derivative
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(copy.deepcopy(norm)(forward_ad.make_dual(x, torch.ones_like(x))))
+        torch.testing.assert_close(dual.primal, expected)
+        torch.testing.assert_close(dual.tangent, torch.zeros_like(x), atol=1e-4, rtol=0)  # it does not see a shift
+    inputs = x.clone().requires_grad_()
+    y = norm(inputs)
+    upstream = torch.randn(3, *y.shape)
+    (batched,) = torch.autograd.grad(y, inputs, upstream, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        torch.testing.assert_close(batched[i], torch.autograd.grad(y, inputs, upstream[i], retain_graph=True)[0])
+
+
+@pytest.mark.parametrize("name", ["iternorm", "dbn"])
+def test_layers_without_state_in_traces_of_evaluation(name):
+    norm = NormFactory(name, track_running_stats=False)(4).eval()
+    x = torch.randn(6, 4, 3, 3)
+    torch.testing.assert_close(torch.jit.trace(norm, x)(x), norm(x))

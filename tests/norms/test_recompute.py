@@ -191,7 +191,11 @@ def test_compiled_in_one_graph_as_eager(name, training):
 def test_compiled_by_inductor_as_eager(name):
     model = network(name)
     plain = copy.deepcopy(model)
-    assert_same_training(torch.compile(model, fullgraph=True), model, plain, plain, tolerance=1e-4)
+    compiled = torch.compile(model, fullgraph=True)
+    assert_same_training(compiled, model, plain, plain, tolerance=1e-4)
+    state = copy.deepcopy(model[1].state_dict())
+    compiled(torch.full((4, 3, 8, 8), float("nan")))  # rejected by the compiled code, too
+    assert all(torch.equal(value, state[key]) for key, value in model[1].state_dict().items())
 
 
 @pytest.mark.usefixtures("fresh_compiler")
