@@ -60,11 +60,11 @@ def gram(a: Tensor, b: Tensor, num_groups: int = 1) -> Tensor:
     if not plain or len(a) <= _PART:
         return _blocks_of_product(a.to(dtype), b.to(dtype), num_groups)
     # Part by part: the whole in float32 would be more than all else that the layer needs.
-    total, *rest = zip(a.split(_PART), b.split(_PART), strict=True)
-    result = _blocks_of_product(total[0].to(dtype), total[1].to(dtype), num_groups)
-    for part in rest:
-        result += _blocks_of_product(part[0].to(dtype), part[1].to(dtype), num_groups)
-    return result
+    width = a.shape[1] // num_groups
+    total = a.new_zeros(num_groups, width, width, dtype=dtype)
+    for x, y in zip(a.split(_PART), b.split(_PART), strict=True):
+        total += _blocks_of_product(x.to(dtype), y.to(dtype), num_groups)
+    return total
 
 
 def _blocks_of_product(a: Tensor, b: Tensor, num_groups: int, **options: Any) -> Tensor:
@@ -86,26 +86,18 @@ def multiply(matrix: Tensor, rows: Tensor, start: Tensor | None, shape: torch.Si
     Args:
         matrix: ``A``, its blocks ``[g, C/g, C/g]``.
         rows: ``[n, C]``.
-        start: ``[C]``; or ``[n, C]``, a tensor of the caller's own that is used up; or None for 0.
+        start: ``[n, C]`` in the dtype of ``rows``, a tensor of the caller's own that is used up; or None for 0.
         shape: of the result, ``[N, C, ...]``.
         last: whether the result shall have its channels last in memory, or else be contiguous; written so at once, but
             by way of a copy for several groups.
     """
     matrix = matrix.to(rows.dtype)
-    start = None if start is None else start.to(rows.dtype)
     groups, batch = matrix.shape[0], shape[0]
-    if groups == 1 and not last:
-        images = rows.view(batch, -1, shape[1]).mT
-        matrices = matrix.expand(batch, -1, -1)
-        if start is None:
-            return torch.bmm(matrices, images).view(shape)
-        start = start.unsqueeze(1) if start.dim() == 1 else start.view(batch, -1, shape[1]).mT
-        return torch.baddbmm(start, matrices, images).view(shape)
-    if groups == 1 and start is not None:
-        transposed = matrix[0].mT
-        y = torch.addmm(start, rows, transposed) if start.dim() == 1 else start.addmm_(rows, transposed)
-    elif groups == 1:
-        y = rows @ matrix[0].mT
+    if groups == 1 and start is not None and not last:
+        images, start = (values.view(batch, -1, shape[1]).mT for values in (rows, start))
+        return torch.baddbmm(start, matrix.expand(batch, -1, -1), images).view(shape)
+    if groups == 1:
+        y = rows @ matrix[0].mT if start is None else start.addmm_(rows, matrix[0].mT)
     else:
         y = torch.bmm(rows.unflatten(1, (groups, -1)).transpose(0, 1), matrix.mT).transpose(0, 1).reshape(rows.shape)
         y = y if start is None else y + start
@@ -114,12 +106,12 @@ def multiply(matrix: Tensor, rows: Tensor, start: Tensor | None, shape: torch.Si
 
 
 def multiply_into(y: Tensor, matrix: Tensor, rows: Tensor, start: Tensor | None) -> Tensor:
-    """:func:`multiply` by ``[C]`` and into ``y``, without a gradient.
+    """``start + A x`` of each row into ``y``, with a ``start`` of ``[C]``; without a gradient.
 
     For what a layer puts out: an activation behind it may work in place, which a view would not allow.
     """
     matrix = matrix.to(rows.dtype)
-    start = torch.zeros_like(rows[:0].sum(0)) if start is None else start.to(rows.dtype)
+    start = rows.new_zeros(rows.shape[1]) if start is None else start.to(rows.dtype)
     groups, batch = matrix.shape[0], y.shape[0]
     if groups > 1:
         blocks = torch.bmm(rows.unflatten(1, (groups, -1)).transpose(0, 1), matrix.mT).transpose(0, 1)
@@ -170,6 +162,12 @@ def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Ten
     a constant weight of ``sqrt(r)`` makes it the paper's. Mean, variance and ``rstd = 1 / sqrt(v + eps)`` carry no
     gradient.
     """
+    shift: Tensor | None = None
+    if x.device.type == "cpu" and x.dtype.itemsize >= 4 and channels_are_last(x):
+        # There the operator adds rows up one by one, and a mean many deviations from zero leaves noise alone. What is
+        # subtracted first is a constant to the gradient, which does not see a shift.
+        shift = batch_mean(x).detach()
+        x = center(x, shift)
     count = num_samples(x)
     ratio = (count - 1) / count
     dtype = accumulation_dtype(x.dtype)
@@ -177,7 +175,8 @@ def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Ten
     xs, mean, inverse = torch.native_batch_norm(x, weight, None, None, None, True, 0.0, ratio * eps)
     with torch.no_grad():
         variance = inverse.pow(-2).div_(ratio).sub_(eps).clamp_(min=0)
-    return xs, mean.detach(), variance, inverse.detach() * math.sqrt(ratio)
+    mean = mean.detach() if shift is None else mean.detach() + shift
+    return xs, mean, variance, inverse.detach() * math.sqrt(ratio)
 
 
 def standardize_fixed(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-8) -> Tensor:

@@ -158,11 +158,6 @@ class SWBN(WhiteningNorm):
                 mean, variance, total = merge_moments(*WF.moments(rows), count)
                 xs = WF.standardize(rows, mean, variance, self.eps)
                 rstd = torch.rsqrt(variance + self.eps)
-            elif rows.device.type == "cpu" and rows.dtype.itemsize >= 4:
-                # PyTorch's operator for rows sums them one by one on a CPU: with a large mean that is noise.
-                shift = WF.batch_mean(rows)
-                xs, mean, variance, rstd = WF.standardize_batch(WF.center(rows, shift), self.eps)
-                mean = mean + shift
             else:
                 xs, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
             compiling = torch.compiler.is_compiling()
@@ -211,7 +206,7 @@ class SWBN(WhiteningNorm):
         return (self._num_forwards[0] - 1) % self.update_every == 0
 
     def _samples_of(self, xs: Tensor, positions: int) -> Tensor:
-        """The rows that the covariance is taken from: every k-th, for a k that does not divide an image's positions."""
+        """The rows that the covariance is taken from: every k-th, k and an image's positions coprime."""
         if self.cov_samples is None or len(xs) <= self.cov_samples:
             return xs
         stride = len(xs) // self.cov_samples
