@@ -28,7 +28,7 @@ from swbn_lightning.norms.kernels import available
 
 Row = dict[str, Any]
 REPOSITORY = Path(__file__).parents[1]
-TESTS = REPOSITORY / "tests" / "norms" / "kernels_on_device.py"
+TESTS = [f"tests/norms/kernels_{name}.py" for name in ("alone", "in_layers")]
 KERNELS = ("swbn-fro:kernels", "swbn-kl:kernels")
 NORMS = ("bn", "bn+products", "swbn-fro", "iternorm", "literal-swbn", "literal-iternorm")
 
@@ -134,7 +134,7 @@ def peaks(section: Section) -> None:
 def tests(section: Section) -> None:
     """The kernels' own tests on this device, against references in numpy."""
     chosen = ["-k", "a_w_that_whitens"] if section.smoke else []
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", str(TESTS), *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *TESTS, *chosen]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     row = {"returncode": done.returncode, "output": done.stdout[-6000:]}
     section.add([row], lambda rows: f"```\n{done.stdout[-3000:]}```", "Tests of the kernels")

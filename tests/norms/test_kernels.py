@@ -42,7 +42,7 @@ PYTEST = ("-m", "pytest", "-q", "--tb=short", "--show-capture=no", "-p", "no:cac
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
 def test_in_the_interpreter():
-    run_python(*PYTEST, HERE / "kernels_on_device.py", TRITON_INTERPRET="1")
+    run_python(*PYTEST, HERE / "kernels_alone.py", HERE / "kernels_in_layers.py", TRITON_INTERPRET="1")
 
 
 @needs_triton
