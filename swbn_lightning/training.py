@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
@@ -15,10 +16,12 @@ from swbn_lightning.captured_step import CapturedStep
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.errors import InputError, unknown_name
-from swbn_lightning.norms import named_norms
+from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
+AUTO = "auto"
 
 
 class TrainingModule(pl.LightningModule):
@@ -31,7 +34,8 @@ class TrainingModule(pl.LightningModule):
         backbone: a name from :func:`~swbn_lightning.backbones.available_backbones`; or, in Python, a
             :class:`~swbn_lightning.backbones.Backbone`, which then is not saved with the hyperparameters.
         norm: a name from :meth:`~swbn_lightning.NormFactory.names`.
-        norm_args: options of the norm, as ``{step_size: 0.001}``.
+        norm_args: options of the norm, as ``{step_size: 0.001}``. ``step_size: auto`` becomes ``step_budget`` divided
+            by the run's number of training forwards, at most 1e-2, before training; a checkpoint holds the number.
         backbone_args: options of the backbone, as ``{in_channels: 1}``.
         optimizer: makes the optimiser from the parameters.
         lr_scheduler: makes the schedule from the optimiser; None for a constant rate.
@@ -39,6 +43,10 @@ class TrainingModule(pl.LightningModule):
         warmup_steps: the rate rises linearly over so many steps; 0 for none.
         channels_last: run the backbone in channels_last layout, in which the whitening layers copy nothing
             (a ResNet-20 step on two CPU cores: 1.2 to 1.3 times as fast, whichever norm).
+        step_budget: for ``step_size: auto``; None for 0.5 (KL) or 5 (Frobenius), docs/step-size.md.
+        spare_norms_and_biases: no weight decay for gamma, beta and biases; by default the optimiser's for all, as in
+            the experiments that the paper repeats.
+        compile: run the backbone through ``torch.compile``.
         cuda_graph: capture forward, backward and optimiser step once and replay them
             (:class:`~swbn_lightning.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
             by launching kernels. Schedules, metrics and augmentation go on outside.
@@ -61,6 +69,9 @@ class TrainingModule(pl.LightningModule):
         lr_interval: str = "epoch",
         warmup_steps: int = 0,
         channels_last: bool = True,
+        step_budget: float | None = None,
+        spare_norms_and_biases: bool = False,
+        compile: bool = False,
         cuda_graph: bool = False,
     ) -> None:
         super().__init__()
@@ -70,10 +81,20 @@ class TrainingModule(pl.LightningModule):
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
         self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", *(["backbone"] if given else [])])
+        self._auto_step_size = (norm_args or {}).get("step_size") == AUTO
+        if self._auto_step_size:
+            norm_args = {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
+        elif step_budget is not None:
+            raise InputError("step_budget is for norm_args: {step_size: auto}; this step size is given.")
         self.backbone = _resolve_backbone(backbone, norm, norm_args, backbone_args)
+        if self._auto_step_size:
+            set_step_size(self.backbone, 1, step_budget)  # its errors now; the number before training
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
+        if compile:
+            self.backbone.compile()  # in place: the names of the parameters stay
         self.channels_last = channels_last
+        self._step_budget, self._spare_norms_and_biases = step_budget, spare_norms_and_biases
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self._lr_interval, self._warmup_steps = lr_interval, warmup_steps
         self.cuda_graph = cuda_graph
@@ -104,6 +125,15 @@ class TrainingModule(pl.LightningModule):
             )
         if stage == "fit" and self.cuda_graph:
             _check_graph_can_be_captured(self.trainer)
+        if stage == "fit" and self._auto_step_size:
+            self._resolve_step_size()
+
+    def _resolve_step_size(self) -> None:
+        forwards = self.trainer.estimated_stepping_batches * self.trainer.accumulate_grad_batches
+        value = set_step_size(self.backbone, forwards, self._step_budget)
+        self.hparams["norm_args"] = {**self.hparams["norm_args"], "step_size": value}
+        self.hparams["step_budget"] = None
+        rank_zero_info(f"step_size: auto is {value:.3g} for {forwards} training forwards")
 
     @property
     def image_data(self) -> "ImageDataModule":
@@ -160,7 +190,7 @@ class TrainingModule(pl.LightningModule):
             raise InputError(f"optimizer or lr_scheduler cannot be made: {error}") from error
 
     def _configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self._optimizer(p for p in self.parameters() if p.requires_grad)
+        optimizer = self._optimizer(self._parameters_to_train())
         schedulers: list[Any] = []
         if self._warmup_steps:
             warmup = torch.optim.lr_scheduler.LinearLR(
@@ -174,6 +204,13 @@ class TrainingModule(pl.LightningModule):
                 entry["monitor"] = scheduler.monitor
             schedulers.append(entry)
         return [optimizer], schedulers
+
+    def _parameters_to_train(self) -> Any:
+        if not self._spare_norms_and_biases:
+            return [p for p in self.parameters() if p.requires_grad]
+        decayed, spared = norm_parameter_groups(self, 0.0)
+        del decayed["weight_decay"]  # the optimiser's own
+        return [group for group in (decayed, spared) if group["params"]]
 
 
 def _resolve_backbone(
