@@ -25,10 +25,11 @@ class ImageFiles:
     """The images of class folders by name. (Arrays, which workers share; lists they would copy, one after another.)"""
 
     def __init__(self, root: Path) -> None:
-        found = class_images(root, "imagenet")
-        self.root, self.class_names = root, tuple(name for name, _ in found)
-        self.labels = torch.tensor([label for label, (_, files) in enumerate(found) for _ in files])
-        self.names = np.array([file.name for _, files in found for file in files])
+        names = {folder: [path.name for path in found] for folder, found in class_images(root, "imagenet")}
+        self.root, self.class_names = root, tuple(names)
+        counts = torch.tensor([len(found) for found in names.values()])
+        self.labels = torch.arange(len(names)).repeat_interleave(counts)
+        self.names = np.concatenate(list(names.values()))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -89,7 +90,8 @@ class ImageNetDataModule(HeldOutDataModule):
         root: the folder that holds ``train/`` and ``val/``.
         image_size: side in pixels of what the network sees.
         eval_resize: of the shorter side, before the centre is cut out; at least ``image_size``.
-        val_share: as :class:`~classification.datamodules.base.HeldOutDataModule`; 1% of ImageNet are 12,800 images.
+        val_share: as :class:`~classification.datamodules.base.HeldOutDataModule`; 1% of ImageNet are 13 images
+            a class.
         num_workers: processes that read and transform images.
         kwargs: split seed, batch sizes and seed, as :class:`~classification.datamodules.base.HeldOutDataModule`.
 

@@ -1,6 +1,6 @@
 """Class folders, ``<class>/<image>``, into memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +57,8 @@ def open_image(path: Path, channels: int) -> Image.Image:
         raise InputError(f"{path} cannot be read as an image: {error}.") from error
 
 
-def class_images(root: Path, name: str) -> list[tuple[str, list[Path]]]:
-    """Every class folder below ``root`` with its images, sorted by name.
+def class_images(root: Path, name: str) -> Iterator[tuple[str, list[Path]]]:
+    """Every class folder below ``root`` with its images, class after class, sorted by name.
 
     Raises:
         InputError: no class folder below ``root``; a class folder without an image.
@@ -66,12 +66,12 @@ def class_images(root: Path, name: str) -> list[tuple[str, list[Path]]]:
     folders = class_folders(root)
     if not folders:
         raise InputError(f"{name}: {root} holds no class folders (expected {root}/<class>/<image>).")
-    found = [(folder.name, image_files(folder)) for folder in folders]
-    for folder, (_, files) in zip(folders, found, strict=True):
+    for folder in folders:
+        files = image_files(folder)
         if not files:
             kinds = " ".join(sorted(IMAGE_SUFFIXES))
             raise InputError(f"{name}: class folder {folder} holds no images (looked for {kinds}).")
-    return found
+        yield folder.name, files
 
 
 def read_image(path: Path, image_size: int, channels: int) -> np.ndarray:
@@ -93,7 +93,7 @@ def load_class_folders(root: Path, name: str, image_size: int, channels: int = 3
     Raises:
         InputError: no class folder below ``root``; a class folder without an image; an unreadable image.
     """
-    found = class_images(root, name)
+    found = list(class_images(root, name))
     images = [read_image(file, image_size, channels) for _, files in found for file in files]
     labels = [label for label, (_, files) in enumerate(found) for _ in files]
     return ImageSet(torch.from_numpy(np.stack(images)), torch.tensor(labels), tuple(c for c, _ in found), name)
