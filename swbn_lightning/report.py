@@ -20,7 +20,8 @@ class ResultTable(pl.Callback):
     """Prints the results of ``fit`` (validation), ``validate`` and ``test``, and writes them to the run's folder.
 
     ``fit`` shows the epoch whose checkpoint was kept as the best and, where it is another one, the last. An
-    interrupted ``fit`` shows what it had reached; a resumed one the epochs since then.
+    interrupted ``fit`` shows what it had reached; a resumed one the epochs since then. Without validation it shows the
+    last epoch, with the accuracy on its training batches.
     """
 
     def __init__(self) -> None:
@@ -58,13 +59,19 @@ class ResultTable(pl.Callback):
             self._finish_fit(trainer)
 
     def _finish_fit(self, trainer: pl.Trainer) -> None:
-        if not self._history or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         monitors = [c for c in _callbacks(trainer) if isinstance(c, WhitenessMonitor)]
         history = monitors[0].history if monitors else []
+        checkpoint = _kept_checkpoint(trainer)
+        if self._history:
+            self._finish("best checkpoint", checkpoint, self._validated(checkpoint, history), history, "fit")
+        elif trained := _training_row(trainer):
+            self._finish("last checkpoint", checkpoint, [_with_whiteness(trained, history)], history, "fit")
+
+    def _validated(self, checkpoint: str | None, history: list[dict[str, float]]) -> list[dict[str, Any]]:
         last = self._history[-1]
         rows = []
-        checkpoint = _best_checkpoint(trainer)
         if checkpoint:
             saved = _load(checkpoint)
             best = [row for row in self._history if row["epoch"] == saved["epoch"]][-1:]
@@ -73,7 +80,7 @@ class ResultTable(pl.Callback):
             ]
         if not rows or rows[0]["epoch"] != last["epoch"]:
             rows.append(_with_whiteness({**last, "split": f"val (last, epoch {last['epoch']})"}, history))
-        self._finish("best checkpoint", checkpoint, rows, history, "fit")
+        return rows
 
     def _finish(
         self,
@@ -115,8 +122,7 @@ def result_table(rows: list[dict[str, Any]]) -> Table:
     for key in _FIELDS:
         if any(key in row for row in rows):
             table.add_row(key, *(str(row.get(key, "–")) for row in rows))
-    accuracies = (f"{100 * row['accuracy']:.2f} ± {100 * row['ci95']:.2f} %" for row in rows)
-    table.add_row("accuracy ± 95% interval", *accuracies, style="bold")
+    table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
     for label, key, digits in (("whiteness distance", "distance", 2), ("RMS correlation", "rms", 3)):
         courses = (" → ".join(f"{value:.{digits}f}" for value in row[key]) if key in row else "–" for row in rows)
         table.add_row(f"{label}, start → end", *courses)
@@ -128,10 +134,26 @@ def _with_whiteness(row: dict[str, Any], history: list[dict[str, float]]) -> dic
     return {**row, **ends}
 
 
-def _best_checkpoint(trainer: pl.Trainer) -> str | None:
-    """What the checkpoint callback with a monitored quantity kept; the other one keeps the last epoch."""
-    chosen = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint) and c.monitor]
-    return chosen[0].best_model_path or None if chosen else None
+def _accuracy(row: dict[str, Any]) -> str:
+    interval = f"± {100 * row['ci95']:.2f} %" if "ci95" in row else "% while training"
+    return f"{100 * row['accuracy']:.2f} {interval}"
+
+
+def _training_row(trainer: pl.Trainer) -> dict[str, Any] | None:
+    """The last finished epoch's figures on its own training batches, each before its step; None before there are."""
+    measured = {key: trainer.callback_metrics.get(f"train/{key}") for key in ("accuracy", "loss")}
+    epoch = trainer.current_epoch - 1  # it counts on at the end of an epoch
+    if epoch < 0 or any(value is None for value in measured.values()):
+        return None
+    figures = {key: float(value) for key, value in measured.items() if value is not None}
+    return {"split": f"train (last, epoch {epoch})", "epoch": epoch, **figures}
+
+
+def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
+    """What the checkpoint callback with a monitored quantity kept, or else the other one: the last epoch."""
+    callbacks = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint)]
+    callbacks.sort(key=lambda c: c.monitor is None)
+    return next((c.best_model_path for c in callbacks if c.best_model_path), None)
 
 
 def _load(checkpoint: str) -> dict[str, Any]:

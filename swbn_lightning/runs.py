@@ -39,7 +39,8 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
 
     Args:
         path: of a run's name the newest version with a checkpoint is taken.
-        prefer: in a folder, ``"best"`` (by validation) or ``"last"`` (to go on training).
+        prefer: in a folder, ``"best"`` (by validation; of a run without validation the last) or ``"last"`` (to go on
+            training).
 
     Raises:
         InputError: nothing there, a folder without a finished run, or a file that is not a checkpoint.
@@ -68,9 +69,10 @@ def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
     if prefer == "last":
         return last if last.is_file() else None
     if not (folder / RESULTS_FILE).exists():
-        # A killed run: the kept checkpoint is the newest but the last epoch's.
+        # A killed run: the kept checkpoint is the newest but the last epoch's; which is what a run without
+        # validation keeps.
         kept = sorted((p for p in checkpoints.glob("*.ckpt") if p != last), key=lambda p: p.stat().st_mtime)
-        return kept[-1] if kept else None
+        return kept[-1] if kept else last if last.is_file() else None
     try:
         results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -109,9 +109,8 @@ class TrainingModule(pl.LightningModule):
     def embed(self, images: Tensor) -> Tensor:
         """Features ``[N, C]`` of images ``[N, in_channels, H, W]``."""
         images = images.to(next(self.backbone.parameters()).dtype)  # precision: bf16-true and the like
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.backbone(images)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return self.backbone(images.contiguous(memory_format=layout))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.embed(images)
@@ -304,11 +303,17 @@ class ImageDataModule(pl.LightningDataModule, ABC):
         self.augment = augment
         self._mean, self._std = mean, std
         self._sets: dict[str, ImageSet] = {}
+        self._per_pixel: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     @property
     def channels(self) -> int:
         """Channels of the images."""
         return len(self._mean)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are images to validate on, and so to choose a checkpoint by."""
+        return True
 
     @abstractmethod
     def load(self, split: str) -> ImageSet:
@@ -321,10 +326,23 @@ class ImageDataModule(pl.LightningDataModule, ABC):
         return self._sets[split]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 ``[..., C, H, W]`` to float: ``(x / 255 - mean) / std`` per channel."""
-        mean = torch.tensor(self._mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self._std, device=images.device).view(-1, 1, 1)
-        return (images / 255 - mean) / std
+        """uint8 ``[..., C, H, W]`` to float: ``(x / 255 - mean) / std`` per channel, in the same layout."""
+        mean, std = self._statistics(images)
+        return (images / 255).sub_(mean).div_(std)
+
+    def _statistics(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation at every pixel ``[C, H, W]``, on the images' device and in their layout.
+
+        Whole images, so that a pass over a batch is one run through memory; kept, because a copy to a GPU waits for it.
+        """
+        shape, channels_last = images.shape[-3:], images.stride(-3) == 1
+        key = (images.device, shape, channels_last)
+        if key not in self._per_pixel:
+            layout = torch.channels_last if channels_last else torch.contiguous_format
+            values = torch.tensor([self._mean, self._std], device=images.device)[:, :, None, None]
+            mean, std = values.expand(2, *shape).contiguous(memory_format=layout)
+            self._per_pixel[key] = mean, std
+        return self._per_pixel[key]
 
     def sample_images(self, count: int, split: str = "val", seed: int = 0) -> Tensor:
         """A fixed random sample of a split, normalised: float ``[min(count, N), C, H, W]`` on the CPU."""
