@@ -17,6 +17,7 @@ from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import named_norms
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.runs import load_backbone
 
 INTERVALS = ("epoch", "step")
 
@@ -39,12 +40,20 @@ class TrainingModule(pl.LightningModule):
         warmup_steps: the rate rises linearly over so many steps; 0 for none.
         channels_last: run the backbone in channels_last layout, in which the whitening layers copy nothing
             (a ResNet-20 step on two CPU cores: 1.2 to 1.3 times as fast, whichever norm).
+        backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
+            (:func:`~swbn_lightning.runs.load_backbone`). It is read once, here; a checkpoint of this model holds the
+            weights and needs the file no more.
 
     Raises:
-        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up.
+        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; a
+            checkpoint of another backbone.
     """
 
     head: nn.Module
+    #: Whether :meth:`embed` gives the backbone's maps, not their averages.
+    embeds_maps = False
+    #: Arguments that a checkpoint does not keep, so that they can be chosen anew when it is loaded.
+    not_in_checkpoint: tuple[str, ...] = ("optimizer", "lr_scheduler", "backbone_checkpoint")
 
     def __init__(
         self,
@@ -57,6 +66,7 @@ class TrainingModule(pl.LightningModule):
         lr_interval: str = "epoch",
         warmup_steps: int = 0,
         channels_last: bool = True,
+        backbone_checkpoint: str | None = None,
     ) -> None:
         super().__init__()
         if lr_interval not in INTERVALS:
@@ -64,8 +74,10 @@ class TrainingModule(pl.LightningModule):
         if warmup_steps < 0:
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
-        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", *(["backbone"] if given else [])])
+        self.save_hyperparameters(ignore=[*self.not_in_checkpoint, *(["backbone"] if given else [])])
         self.backbone = _resolve_backbone(backbone, norm, norm_args, backbone_args)
+        if backbone_checkpoint is not None:
+            load_backbone(self.backbone, backbone_checkpoint)
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
         self.channels_last = channels_last
@@ -80,11 +92,11 @@ class TrainingModule(pl.LightningModule):
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features ``[N, C]`` of images ``[N, in_channels, H, W]``."""
+        """Features ``[N, C]``, or maps ``[N, C, h, w]``, of images ``[N, in_channels, H, W]``."""
         images = images.to(next(self.backbone.parameters()).dtype)  # precision: bf16-true and the like
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return self.backbone(images)
+        return self.backbone.forward_features(images) if self.embeds_maps else self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.embed(images)
