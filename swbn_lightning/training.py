@@ -9,9 +9,9 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from swbn_lightning.backbones import Backbone, build_backbone
+from swbn_lightning.captured_step import CapturedStep
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.errors import InputError, unknown_name
@@ -40,13 +40,16 @@ class TrainingModule(pl.LightningModule):
         warmup_steps: the rate rises linearly over so many steps; 0 for none.
         channels_last: run the backbone in channels_last layout, in which the whitening layers copy nothing
             (a ResNet-20 step on two CPU cores: 1.2 to 1.3 times as fast, whichever norm).
+        cuda_graph: capture forward, backward and optimiser step once and replay them
+            (:class:`~swbn_lightning.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
+            by launching kernels. Schedules, metrics and augmentation go on outside.
         backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
             (:func:`~swbn_lightning.runs.load_backbone`). It is read once, here; a checkpoint of this model holds the
             weights and needs the file no more.
 
     Raises:
         InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; a
-            checkpoint of another backbone.
+            checkpoint of another backbone; before training, with ``cuda_graph``, whatever a captured step cannot do.
     """
 
     head: nn.Module
@@ -66,6 +69,7 @@ class TrainingModule(pl.LightningModule):
         lr_interval: str = "epoch",
         warmup_steps: int = 0,
         channels_last: bool = True,
+        cuda_graph: bool = False,
         backbone_checkpoint: str | None = None,
     ) -> None:
         super().__init__()
@@ -83,7 +87,8 @@ class TrainingModule(pl.LightningModule):
         self.channels_last = channels_last
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self._lr_interval, self._warmup_steps = lr_interval, warmup_steps
-        self.train_loss, self.train_accuracy = MeanMetric(), MeanMetric()
+        self.cuda_graph = cuda_graph
+        self._captured: CapturedStep | None = None
         #: What the last evaluation of each split gave, for tables and files; plain data.
         self.results: dict[str, dict[str, Any]] = {}
 
@@ -108,6 +113,8 @@ class TrainingModule(pl.LightningModule):
                 f"the images have {data.channels} channel(s), but the backbone takes {self.backbone.in_channels}: "
                 f"set backbone_args: {{in_channels: {data.channels}}}."
             )
+        if stage == "fit" and self.cuda_graph:
+            _check_graph_can_be_captured(self.trainer)
 
     @property
     def image_data(self) -> "ImageDataModule":
@@ -121,12 +128,41 @@ class TrainingModule(pl.LightningModule):
         return data
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, accuracy = self.training_loss(batch)
-        self.train_loss.update(loss.detach())
-        self.train_accuracy.update(accuracy)
-        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True)
-        self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        loss, accuracy = self.training_loss(batch) if self._captured is None else self._captured(batch)
+        # Plain values, which Lightning averages on the device: a metric object would look at each for NaN.
+        values = {"train/loss": loss.detach(), "train/accuracy": accuracy}
+        for name, value in values.items():
+            prog_bar = name == "train/accuracy"
+            self.log(name, value, on_step=False, on_epoch=True, prog_bar=prog_bar, sync_dist=True, batch_size=1)
         return loss
+
+    def on_train_start(self) -> None:
+        if self.cuda_graph:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            self._captured = CapturedStep(self, self.training_loss, optimizer)  # type: ignore[arg-type]
+
+    def on_train_epoch_start(self) -> None:
+        if self._captured is not None:
+            self._captured.check_state()
+
+    def on_train_end(self) -> None:
+        self._captured = None
+
+    # With a captured step the three parts of a step that Lightning calls for have been done by `training_step`.
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if self._captured is None:
+            super().backward(loss, *args, **kwargs)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        if self._captured is None:
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if self._captured is None:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        else:
+            optimizer_closure()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         try:
@@ -162,6 +198,26 @@ def _resolve_backbone(
     if norm_args or backbone_args:
         raise InputError("norm_args and backbone_args are for a backbone given by name; this one is built already.")
     return backbone
+
+
+def _check_graph_can_be_captured(trainer: pl.Trainer) -> None:
+    """Raise InputError for what a captured step would leave out or cannot do."""
+    device = trainer.strategy.root_device  # where the model will be
+    problems = {
+        f"it needs a GPU, the device is {device}": device.type != "cuda",
+        f"it works in one process, there are {trainer.world_size}": trainer.world_size > 1,
+        f"gradient_clip_val={trainer.gradient_clip_val} is not part of it": bool(trainer.gradient_clip_val),
+        f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take several of it": (
+            trainer.accumulate_grad_batches != 1
+        ),
+        "precision 16-mixed looks at the gradients on the host to scale the loss; use bf16-mixed": (
+            trainer.precision == "16-mixed"
+        ),
+        "detect_anomaly looks at every value": torch.is_anomaly_enabled() or trainer._detect_anomaly,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise InputError(f"cuda_graph: {problem}; or train with cuda_graph: false.")
 
 
 def check_running_statistics(model: nn.Module) -> None:
