@@ -13,7 +13,7 @@ from swbn_lightning.runs import write_results
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
-_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries")
+_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference")
 
 
 class ResultTable(pl.Callback):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from swbn_lightning.errors import InputError
 
@@ -61,6 +62,37 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
         f"{path} holds no {prefer} checkpoint: looked for checkpoints/ and {RESULTS_FILE} there and in its "
         "version_* folders. Has `swbn fit` finished an epoch?"
     )
+
+
+def load_backbone(backbone: nn.Module, path: str | Path) -> None:
+    """Load the backbone of a checkpoint, whatever it was trained for: weights and statistics of its norms.
+
+    A BatchNorm's state also loads into a whitening layer in its place, which then starts from W the identity (or what
+    stands for it).
+
+    Args:
+        backbone: in place.
+        path: as :func:`find_checkpoint`.
+
+    Raises:
+        InputError: as :func:`find_checkpoint`; a checkpoint without a backbone, or with another one.
+    """
+    file = find_checkpoint(path)
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    prefix = "backbone."
+    state = {key.removeprefix(prefix): v for key, v in content["state_dict"].items() if key.startswith(prefix)}
+    if not state:
+        raise InputError(f"{file} holds no backbone: none of its weights is named {prefix}….")
+    try:
+        backbone.load_state_dict(state)
+    except RuntimeError as error:  # lists all that does not fit
+        settings = content.get("hyper_parameters", {})
+        made = ", ".join(f"{key}={settings[key]!r}" for key in ("backbone", "norm", "backbone_args") if key in settings)
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"the backbone in {file} ({made or 'its settings were not saved'}) is not this one: "
+            f"{reason[:300]}{'…' if len(reason) > 300 else ''}"
+        ) from error
 
 
 def _checkpoint_of(folder: Path, prefer: str) -> Path | None:

@@ -18,6 +18,7 @@ from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.runs import load_backbone
 from swbn_lightning.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
@@ -50,13 +51,20 @@ class TrainingModule(pl.LightningModule):
         cuda_graph: capture forward, backward and optimiser step once and replay them
             (:class:`~swbn_lightning.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
             by launching kernels. Schedules, metrics and augmentation go on outside.
+        backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
+            (:func:`~swbn_lightning.runs.load_backbone`). It is read once, here; a checkpoint of this model holds the
+            weights and needs the file no more.
 
     Raises:
-        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; before
-            training, with ``cuda_graph``, whatever a captured step cannot do.
+        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; a
+            checkpoint of another backbone; before training, with ``cuda_graph``, whatever a captured step cannot do.
     """
 
     head: nn.Module
+    #: Whether :meth:`embed` gives the backbone's maps, not their averages.
+    embeds_maps = False
+    #: Arguments that a checkpoint does not keep, so that they can be chosen anew when it is loaded.
+    not_in_checkpoint: tuple[str, ...] = ("optimizer", "lr_scheduler", "backbone_checkpoint")
 
     def __init__(
         self,
@@ -73,6 +81,7 @@ class TrainingModule(pl.LightningModule):
         spare_norms_and_biases: bool = False,
         compile: bool = False,
         cuda_graph: bool = False,
+        backbone_checkpoint: str | None = None,
     ) -> None:
         super().__init__()
         if lr_interval not in INTERVALS:
@@ -80,7 +89,7 @@ class TrainingModule(pl.LightningModule):
         if warmup_steps < 0:
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
-        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", *(["backbone"] if given else [])])
+        self.save_hyperparameters(ignore=[*self.not_in_checkpoint, *(["backbone"] if given else [])])
         self._auto_step_size = (norm_args or {}).get("step_size") == AUTO
         if self._auto_step_size:
             norm_args = {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
@@ -89,10 +98,14 @@ class TrainingModule(pl.LightningModule):
         self.backbone = _resolve_backbone(backbone, norm, norm_args, backbone_args)
         if self._auto_step_size:
             set_step_size(self.backbone, 1, step_budget)  # its errors now; the number before training
+        if backbone_checkpoint is not None:
+            load_backbone(self.backbone, backbone_checkpoint)
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
         if compile:
-            self.backbone.compile()  # in place: the names of the parameters stay
+            # In place, so that the names of the parameters stay; a map's way does not lead through the whole's forward.
+            for part in self.backbone.children() if self.embeds_maps else (self.backbone,):
+                part.compile()
         self.channels_last = channels_last
         self._step_budget, self._spare_norms_and_biases = step_budget, spare_norms_and_biases
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
@@ -107,10 +120,11 @@ class TrainingModule(pl.LightningModule):
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features ``[N, C]`` of images ``[N, in_channels, H, W]``."""
+        """Features ``[N, C]``, or maps ``[N, C, h, w]``, of images ``[N, in_channels, H, W]``."""
         images = images.to(next(self.backbone.parameters()).dtype)  # precision: bf16-true and the like
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        return self.backbone(images.contiguous(memory_format=layout))
+        images = images.contiguous(memory_format=layout)
+        return self.backbone.forward_features(images) if self.embeds_maps else self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.embed(images)
