@@ -36,7 +36,7 @@ def test_it_holds_the_packages_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"swbn_lightning", "classification", "fewshot", "cli.py"}
-    for data in ("glyph_classes.txt", "cifar_fs_classes.txt", "py.typed"):
+    for data in ("glyph_classes.txt", "cifar_fs_classes.txt", "paper_results.csv", "py.typed"):
         assert any(name.endswith("/" + data) for name in names), data
 
 
