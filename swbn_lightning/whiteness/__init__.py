@@ -22,9 +22,11 @@ from swbn_lightning.whiteness.metrics import (
 )
 from swbn_lightning.whiteness.moments import FeatureMoments
 from swbn_lightning.whiteness.monitor import WhitenessMonitor
+from swbn_lightning.whiteness.records import CorrelationMap, read_heatmap, read_whiteness
 
 __all__ = [
     "CorrelationDistance",
+    "CorrelationMap",
     "CovarianceDistance",
     "EffectiveRank",
     "FeatureMoments",
@@ -43,5 +45,7 @@ __all__ = [
     "log10_condition_number",
     "mean_absolute_correlation",
     "measure_whiteness",
+    "read_heatmap",
+    "read_whiteness",
     "whiteness_metrics",
 ]
