@@ -154,42 +154,57 @@ class SWBN(WhiteningNorm):
         total: Tensor | None = None
         with torch.no_grad():
             rows = WF.as_rows(x)
-            if synchronized:
+            centred = not synchronized and WF.centers_first(rows)
+            if centred:
+                rows, mean, variance = WF.center_batch(rows)
+                rstd = torch.rsqrt(variance + self.eps)
+            elif synchronized:
                 mean, variance, total = merge_moments(*WF.moments(rows), count)
-                xs = WF.standardize(rows, mean, variance, self.eps)
+                rows = WF.standardize(rows, mean, variance, self.eps)
                 rstd = torch.rsqrt(variance + self.eps)
             else:
-                xs, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
+                rows, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
+            scale = rstd if centred else None
             compiling = torch.compiler.is_compiling()
             if not compiling and is_recomputing():
                 w = self._first_runs.find(mean, variance)
             else:
-                w = self._step(mean, variance, xs, total, positions=math.prod(x.shape[2:]))
+                w = self._step(mean, variance, rows, scale, total, positions=math.prod(x.shape[2:]))
                 if not compiling:
                     self._first_runs.note(mean, variance, w)
-        return whiten_standardized(x, xs, rstd, w, self.weight, self.bias, total)
+        return whiten_standardized(x, rows, rstd, w, self.weight, self.bias, total, centred)
 
     def _forward_plain(self, x: Tensor) -> Tensor:
         """A training forward without autograd functions of our own."""
         xs, mean, variance, _ = WF.standardize_batch(x, self.eps)
         with torch.no_grad():
-            w = self._step(mean, variance, WF.as_rows(xs), None, positions=math.prod(x.shape[2:]))
+            w = self._step(mean, variance, WF.as_rows(xs), None, None, positions=math.prod(x.shape[2:]))
         return WF.whiten(xs, w, self.weight, self.bias)
 
-    def _step(self, mean: Tensor, variance: Tensor, xs: Tensor, total: Tensor | None, positions: int) -> Tensor:
-        """What a training forward does to the state; returns its W."""
+    def _step(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        rows: Tensor,
+        scale: Tensor | None,
+        total: Tensor | None,
+        positions: int,
+    ) -> Tensor:
+        """What a training forward does to the state; returns its W. ``rows``, times ``scale``, are standardised."""
         due = self._is_due()
         s: Tensor | None = None
-        float16 = xs.dtype == torch.float16  # its range is what a W that has diverged soon exceeds
+        float16 = rows.dtype == torch.float16  # its range is what a W that has diverged soon exceeds
         if due or float16:
-            s = WF.covariance(xs if float16 else self._samples_of(xs, positions), self.num_groups)
+            s = WF.covariance(rows if float16 else self._samples_of(rows, positions), self.num_groups)
+            if scale is not None:
+                s = WF.scaled(WF.scaled(s, scale).mT, scale)
             if total is not None:
-                s = merge_covariance(s, len(xs), total)
+                s = merge_covariance(s, len(rows), total)
             s = s.to(self.whitening_matrix.dtype)
-        samples = len(xs) if total is None else total
+        samples = len(rows) if total is None else total
         w = self._update_state(mean, variance, s if due else None, samples)
         if s is not None and float16:
-            w = WF.keep_in_range(w, s, samples, self.weight, xs.dtype)
+            w = WF.keep_in_range(w, s, samples, self.weight, rows.dtype)
         return w
 
     def _is_due(self) -> bool:
