@@ -12,6 +12,9 @@ from fewshot.evaluation import EpisodeResult, evaluate_episodes
 from swbn_lightning.errors import InputError
 from swbn_lightning.training import ImageBatch, TrainingModule, check_running_statistics
 
+# What Lightning's sanity check and fast_dev_run evaluate at most: whether it works, not how well.
+_PROBE_EPISODES = 20
+
 
 class EpisodicModule(TrainingModule):
     """Trains a backbone and a head on episodes; evaluates on episodes over cached features.
@@ -117,6 +120,7 @@ class EpisodicModule(TrainingModule):
             if not self._may_go_on(split, labels, task):
                 return
         s = task.settings
+        episodes = min(s.episodes, _PROBE_EPISODES) if self._is_probe() else s.episodes
         result = evaluate_episodes(
             features,
             labels,
@@ -124,7 +128,7 @@ class EpisodicModule(TrainingModule):
             ways=s.ways,
             shots=s.shots,
             queries=s.queries,
-            num_episodes=s.episodes,
+            num_episodes=episodes,
             seed=task.seed,
             class_names=task.class_names,
         )
@@ -151,7 +155,7 @@ class EpisodicModule(TrainingModule):
     def _may_go_on(self, split: str, labels: Tensor, task: EvaluationTask) -> bool:
         """Whether an evaluation of a part of the split can be made; says so where that was not to be expected."""
         ways, available = task.settings.ways, len(labels.unique())
-        if self.trainer.sanity_checking or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._is_probe():
             return available >= ways  # a batch or two may hold no episode; nothing is wrong with that here
         remedy = "To make evaluation shorter, lower its number of episodes instead of limit_*_batches."
         if available < ways:
@@ -161,6 +165,9 @@ class EpisodicModule(TrainingModule):
             f"the accuracy is not the split's. {remedy}"
         )
         return True
+
+    def _is_probe(self) -> bool:
+        return bool(self.trainer.sanity_checking or self.trainer.fast_dev_run)  # type: ignore[attr-defined]
 
     def _gather_embedded(self) -> tuple[Tensor, Tensor]:
         """Numbers (sorted, each once) and features of the images that all processes embedded."""

@@ -1,5 +1,9 @@
 """The three methods as LightningModules: training, checkpoints, evaluation, pre-training."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -7,6 +11,7 @@ from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import nn
 
 from classification import GlyphDataModule, ImageClassifier
+from cli import main
 from fewshot import (
     CrossAttentionNetwork,
     EpisodeSettings,
@@ -153,6 +158,24 @@ def test_transduction_is_chosen_at_test_and_named_in_the_results(tmp_path):
     assert "inference" not in rows[0] and rows[1]["inference"] == "transductive"
 
 
+def test_cross_attention_through_the_command(capsys):
+    arguments = [
+        "--model=fewshot.CrossAttentionNetwork", "--model.backbone=tiny", "--data=fewshot.EpisodicDataModule",
+        "--data.dataset=shades", "--data.train={ways: 4, queries: 2, episodes: 4}", "--trainer.accelerator=cpu",
+        "--data.val={ways: 3, shots: 2, queries: 4, episodes: 30}", "--data.episodes_per_step=2", "--run.name=can",
+        "--data.test={ways: 3, shots: 2, queries: 4, episodes: 30}", "--whiteness.num_images=16",
+    ]  # fmt: skip
+    main(["fit", *arguments, "--trainer.max_epochs=1"])
+    capsys.readouterr()
+    for number, (more, inference) in enumerate([([], None), (["--model.transductive=true"], "transductive")], 1):
+        main(["test", *arguments, "--ckpt_path=runs/can", *more])
+        (row,) = json.loads(Path(f"runs/can/version_{number}/results.json").read_text())["results"]
+        printed = capsys.readouterr()
+        assert row.get("inference") == inference and row["episodes"] == 30
+        assert bool(re.search(r"│ inference +│ +transductive │", printed.out)) is (inference is not None)
+        assert "the checkpoint's" not in printed.err  # nothing was given that it would override
+
+
 def test_predict_does_not_let_images_name_each_other():
     model = CrossAttentionNetwork(backbone="tiny", image_size=16, transductive=True)
     with pytest.raises(ValueError, match="names each image by itself"):
@@ -203,6 +226,14 @@ def test_training_in_16_bits(method, options):
         model = method(backbone="tiny", **options)
         trainer.fit(model, datamodule=shades())
         assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_probe_evaluates_few_episodes():
+    model = PrototypicalNetwork(backbone="tiny")
+    pl.Trainer(fast_dev_run=True, **QUIET).validate(model, datamodule=shades(eval_batch_size=66), verbose=False)
+    assert model.results["val"]["episodes"] == 20
+    pl.Trainer(**QUIET).validate(model, datamodule=shades(), verbose=False)
+    assert model.results["val"]["episodes"] == 30
 
 
 def test_a_lone_image_is_embedded_as_in_a_batch(monkeypatch):
