@@ -249,18 +249,16 @@ class WhitenessMonitor(pl.Callback):
     def _draw(self, trainer: pl.Trainer) -> None:
         if not (self.pictures and self.rows and trainer.is_global_zero and self._folder is not None):
             return
-        from swbn_lightning.whiteness.plots import heatmap_pairs, save, to_array, whiteness_by_layer
+        from swbn_lightning.whiteness.plots import heatmap_pairs, save, whiteness_by_layer
 
         figures = {"whiteness": whiteness_by_layer(self.rows)}
         for layer, maps in self._maps.items():
             figures[heatmap_name(layer)] = heatmap_pairs({layer: maps}, self.signed)
         for name, figure in figures.items():
-            save(figure, self._folder / f"{name}.png")
+            pixels = save(figure, self._folder / f"{name}.png")
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_image(
-                        f"whiteness/{name}", to_array(figure), trainer.global_step, dataformats="HWC"
-                    )
+                    logger.experiment.add_image(f"whiteness/{name}", pixels, trainer.global_step, dataformats="HWC")
 
     def _warn_once(self, name: str, kind: str, message: str) -> None:
         if (name, kind) not in self._warned:

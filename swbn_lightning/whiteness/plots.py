@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.whiteness.measures import MEASURES
@@ -128,23 +129,21 @@ def whiteness_by_layer(rows: Sequence[Mapping[str, Any]], measure: str = "rms") 
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG, whole or not at all."""
+def save(figure: Figure, path: Path) -> np.ndarray:
+    """Write a PNG, whole or not at all; returns its pixels as :func:`to_array`."""
+    pixels = to_array(figure)
     temporary = path.with_suffix(".tmp")
-    _drawn(figure).print_figure(temporary, format="png", dpi=figure.dpi)
+    Image.fromarray(pixels).save(temporary, format="png", dpi=(_DPI, _DPI), optimize=True)
     temporary.replace(path)
+    return pixels
 
 
 def to_array(figure: Figure) -> np.ndarray:
-    """The figure's pixels, uint8 ``[H, W, 3]``, for TensorBoard."""
-    return np.asarray(_drawn(figure).buffer_rgba())[..., :3].copy()
-
-
-def _drawn(figure: Figure) -> FigureCanvasAgg:
+    """The figure's pixels, uint8 ``[H, W, 3]``."""
     canvas = FigureCanvasAgg(figure)
-    for _ in range(2):  # the layout knows the size of texts after the first time
-        canvas.draw()
-    return canvas
+    figure.draw_without_rendering()  # the layout knows the size of texts after the first time
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def _figure(width: float, height: float) -> Figure:

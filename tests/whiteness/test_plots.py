@@ -138,8 +138,7 @@ def test_deep_networks_single_layers_and_values_that_are_not_finite():
 def test_files_and_arrays_without_global_state(tmp_path):
     settings, backend = dict(matplotlib.rcParams), matplotlib.get_backend()
     figure = heatmap_pairs({"a": pair()})
-    save(figure, tmp_path / "a.png")
-    array = to_array(figure)
+    array = save(figure, tmp_path / "a.png")
     picture = np.asarray(Image.open(tmp_path / "a.png").convert("RGB"))
     assert array.dtype == np.uint8 and array.shape == picture.shape and array.shape[1] >= 800
     np.testing.assert_array_equal(array, picture)
