@@ -48,6 +48,8 @@ def test_one_folder_is_divided_class_by_class(whole):
     assert torch.equal(again.image_set("test").images, data.image_set("test").images)  # whichever is asked for first
     other = ImageFolderDataModule(root=str(whole), image_size=8, split_seed=1)
     assert not torch.equal(other.image_set("test").images, data.image_set("test").images)
+    halves = ImageFolderDataModule(root=str(whole), image_size=8, val_share=0.5, test_share=0.5)
+    assert sizes(halves) == {"train": [5] * 3, "val": [5] * 3, "test": [10] * 3}  # the test's half first
     given = ImageFolderDataModule(root=str(whole), image_size=8, val_share=0, test_share=0.5, batch_size=4)
     given.setup("fit")
     assert not given.has_validation and sizes_of(given, "train", "test") == [30, 30]

@@ -105,6 +105,12 @@ def test_rectangles_have_the_areas_and_ratios_asked_for(height, width):
         assert share.mean() == pytest.approx(0.5, abs=5 * 0.35 / 20_000**0.5) and share.min() == 0 and share.max() == 1
 
 
+def test_the_ratio_is_height_over_width():
+    drawn = RandomErasing(1.0, ratio=(2.0, 3.0)).draw(500, (64, 64), torch.Generator().manual_seed(0)).double()
+    height, width = drawn[:, 2], drawn[:, 3]
+    assert ((height + 0.5) / (width - 0.5) >= 2).all() and ((height - 0.5) / (width + 0.5) <= 3).all()
+
+
 def test_rectangles_are_distributed_as_torchvisions():
     ours = RandomErasing(1.0).draw(20_000, (24, 32), torch.Generator().manual_seed(0)).double()
     theirs = v2.RandomErasing(p=1.0)
@@ -129,6 +135,11 @@ def test_the_share_of_erased_images_is_the_probability():
         erased = (drawn[:, 2] > 0).double().mean()
         assert erased == pytest.approx(probability, abs=5 * (probability * (1 - probability) / 10_000) ** 0.5 + 1e-9)
         assert ((drawn[:, 2] > 0) == (drawn[:, 3] > 0)).all()
+    # Which images are erased says nothing about where.
+    drawn = RandomErasing(0.25).draw(40_000, (32, 32), torch.Generator().manual_seed(0)).double()
+    drawn = drawn[drawn[:, 2] > 0]
+    for place in (drawn[:, 0] / (32 - drawn[:, 2]), drawn[:, 1] / (32 - drawn[:, 3])):
+        assert place.mean() == pytest.approx(0.5, abs=5 * 0.35 / len(drawn) ** 0.5)
     # Where no rectangle is smaller than the image, it stays whole.
     assert (RandomErasing(1.0).draw(100, (1, 1), torch.Generator())[:, 2:] == 0).all()
     assert (RandomErasing(1.0, scale=(1.0, 1.0)).draw(100, (8, 8), torch.Generator())[:, 2:] == 0).all()

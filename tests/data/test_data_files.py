@@ -57,8 +57,8 @@ def test_idx_files_that_are_broken(digits):
         bytes([0, 0, 8, 0]),
     ):
         assert "is not an IDX file of unsigned bytes" in error("a", content)
-    for content in (b"", packed[:-12], packed[:6], b"x" + packed, packed[:15] + b"\xff\xff" + packed[17:]):
-        assert "cannot be read" in error("a.gz", content) or "is not an IDX file" in error("a.gz", content)
+    for content in (b"", packed[:-12], packed[:6], b"x" + packed, packed[:10] + b"\xff" + packed[11:]):
+        assert ("cannot be read" if content else "is not an IDX file") in error("a.gz", content)
     with pytest.raises(ValueError, match="nowhere cannot be read: .*No such file"):
         read_idx(folder / "nowhere")
 
