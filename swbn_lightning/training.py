@@ -96,6 +96,9 @@ class TrainingModule(pl.LightningModule):
                 f"the images have {data.channels} channel(s), but the backbone takes {self.backbone.in_channels}: "
                 f"set backbone_args: {{in_channels: {data.channels}}}."
             )
+        size = getattr(data, "image_size", None)
+        if size is not None:
+            self.backbone.check_image_size(size, size)
 
     @property
     def image_data(self) -> "ImageDataModule":
@@ -204,6 +207,9 @@ class ImageDataModule(pl.LightningDataModule, ABC):
     A subclass gives :meth:`load` and the loaders, and says in :meth:`on_after_batch_transfer` what becomes of
     its batches.
     """
+
+    #: Side of the (square) images in pixels; a subclass that sets it has too small ones refused before training.
+    image_size: int
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], augment: CropFlip) -> None:
         super().__init__()
