@@ -136,6 +136,9 @@ class TrainingModule(pl.LightningModule):
                 f"the images have {data.channels} channel(s), but the backbone takes {self.backbone.in_channels}: "
                 f"set backbone_args: {{in_channels: {data.channels}}}."
             )
+        size = getattr(data, "image_size", None)
+        if size is not None:
+            self.backbone.check_image_size(size, size)
         if stage == "fit" and self.cuda_graph:
             _check_graph_can_be_captured(self.trainer)
         if stage == "fit" and self._auto_step_size:
@@ -311,6 +314,9 @@ class ImageDataModule(pl.LightningDataModule, ABC):
     A subclass gives :meth:`load` and the loaders, and says in :meth:`on_after_batch_transfer` what becomes of
     its batches.
     """
+
+    #: Side of the (square) images in pixels; a subclass that sets it has too small ones refused before training.
+    image_size: int
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], augment: CropFlip) -> None:
         super().__init__()
