@@ -18,9 +18,9 @@ import fewshot  # noqa: F401
 from fewshot.prediction import PredictionTable
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.errors import InputError
+from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.report import ResultTable
 from swbn_lightning.runs import find_checkpoint, new_run_folder
-from swbn_lightning.training import ImageDataModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
 _PROCESS_WORDS = ("best", "last", "hpc", "registry")

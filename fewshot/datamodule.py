@@ -15,7 +15,7 @@ from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.training import ImageBatch, ImageDataModule, ImageDataset, as_is
+from swbn_lightning.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from fewshot.datamodule import EpisodeBatch, EpisodicDataModule, EvaluationTask
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
 from swbn_lightning.errors import InputError
-from swbn_lightning.training import ImageBatch, TrainingModule, check_running_statistics
+from swbn_lightning.image_data import ImageBatch
+from swbn_lightning.training import TrainingModule, check_running_statistics
 
 # What Lightning's sanity check and fast_dev_run evaluate at most: whether it works, not how well.
 _PROBE_EPISODES = 20

@@ -125,6 +125,7 @@ class MNISTDataModule(FileDataModule):
     torchvision_class = datasets.MNIST
     mean, std = (MNIST_MEAN,), (MNIST_STD,)
     num_classes = 10
+    image_size = 28
     class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def read(self, paths: dict[str, Path], part: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -167,6 +168,7 @@ class CIFAR10DataModule(FileDataModule):
     dataset_name, folder, files = "cifar10", "cifar-10-batches-py", CIFAR10_FILES
     torchvision_class = datasets.CIFAR10
     mean, std = CIFAR10_MEAN, CIFAR10_STD
+    image_size = 32
     num_classes = 10
 
     def read(self, paths: dict[str, Path], part: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -190,6 +192,7 @@ class CIFAR100DataModule(FileDataModule):
     dataset_name, folder, files = "cifar100", "cifar-100-python", CIFAR100_FILES
     torchvision_class = datasets.CIFAR100
     mean, std = CIFAR100_MEAN, CIFAR100_STD
+    image_size = 32
     num_classes = 100
 
     def read(self, paths: dict[str, Path], part: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:

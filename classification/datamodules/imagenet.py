@@ -125,7 +125,7 @@ class ImageNetDataModule(HeldOutDataModule):
         require_positive("imagenet", image_size=image_size, eval_resize=eval_resize)
         if eval_resize < image_size:
             raise InputError(f"eval_resize={eval_resize} is less than image_size={image_size}.")
-        self.root = root
+        self.root, self.image_size = root, image_size
         self._training: Transform = v2.Compose(
             [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip(), v2.PILToTensor()]
         )

@@ -112,7 +112,7 @@ class TorchvisionBackbone(LibraryBackbone):
     package = "torchvision"
 
     def build(self, model: str, arguments: dict[str, Any], pretrained: bool) -> tuple[nn.Module, int]:
-        from torchvision import models  # type: ignore[import-untyped]
+        from torchvision import models
 
         known = models.list_models(module=models)
         if model not in known:
