@@ -1,5 +1,6 @@
 """What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,37 @@ class ResultTable(pl.Callback):
     ``fit`` shows the epoch whose checkpoint was kept as the best and, where it is another one, the last. An
     interrupted ``fit`` shows what it had reached; a resumed one the epochs since then. Without validation it shows the
     last epoch, with the accuracy on its training batches.
+
+    The file of a ``fit`` also says whether it was ``completed``, the ``fit_seconds`` it took in all, and the
+    ``epoch_seconds`` of every whole epoch: its training steps and their data, without validation and whatever else is
+    done between epochs.
     """
 
     def __init__(self) -> None:
         self._history: list[dict[str, Any]] = []  # validation rows of `fit`, one an epoch
         self._evaluated: dict[str, Any] | None = None  # the row of `validate` or `test`
         self._folder: Path | None = None
+        self._completed = False  # whether a `fit` ended by itself
+        self._begun = 0.0
+        self._clock = _EpochClock()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         log_dir = trainer.log_dir  # the processes agree on it here; at the end some may be gone
         self._folder = Path(log_dir) if trainer.loggers and log_dir else None
+        self._begun = time.perf_counter()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock.start(pl_module.device)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.is_last_batch:
+            self._clock.stop()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock.pause()  # in the middle of an epoch (val_check_interval)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock.go_on()
         if isinstance(pl_module, TrainingModule) and not trainer.sanity_checking and "val" in pl_module.results:
             row = {**pl_module.results["val"], "epoch": trainer.current_epoch}
             if trainer.state.fn == "fit":
@@ -48,6 +68,7 @@ class ResultTable(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # Here, after the progress bar has ended, so that the table is the last thing to be seen.
         if stage == "fit":
+            self._completed = True
             self._finish_fit(trainer)
         elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
             checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
@@ -97,15 +118,51 @@ class ResultTable(pl.Callback):
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             own = _relative_to(checkpoint, self._folder)
-            results = {
+            results: dict[str, Any] = {
                 "command": command,
                 "results": rows,
                 "whiteness": whiteness,
                 "best_checkpoint": own,
                 "tested_checkpoint": None if own else checkpoint,
             }
+            if command == "fit":
+                results["completed"] = self._completed
+                results["fit_seconds"] = time.perf_counter() - self._begun
+                results["epoch_seconds"] = self._clock.epochs
             write_results(self._folder, results)
             console.print(f"run folder: {self._folder}", soft_wrap=True, highlight=False, markup=False)
+
+
+class _EpochClock:
+    """Wall-clock seconds of each training epoch, without what interrupts it."""
+
+    def __init__(self) -> None:
+        self.epochs: list[float] = []
+        self._device = torch.device("cpu")
+        self._running = False
+        self._passed, self._since = 0.0, 0.0
+
+    def start(self, device: torch.device) -> None:
+        self._device, self._running = device, True
+        self._passed, self._since = 0.0, self._now()
+
+    def pause(self) -> None:
+        if self._running:
+            self._passed += self._now() - self._since
+
+    def go_on(self) -> None:
+        if self._running:
+            self._since = self._now()
+
+    def stop(self) -> None:
+        if self._running:
+            self.epochs.append(self._passed + self._now() - self._since)
+            self._running = False
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # once an epoch: the last steps are still under way
+        return time.perf_counter()
 
 
 def result_table(rows: list[dict[str, Any]]) -> Table:

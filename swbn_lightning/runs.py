@@ -26,11 +26,20 @@ def new_run_folder(root: str | Path, name: str) -> Path:
             number += 1
 
 
+def run_versions(base: str | Path) -> list[Path]:
+    """The ``version_<n>`` folders of a run's name, oldest first."""
+    return [folder for _, folder in sorted(_versions(Path(base)))]
+
+
 def write_results(folder: Path, results: dict[str, Any]) -> Path:
     """Write ``results.json`` whole or not at all."""
-    path = folder / RESULTS_FILE
+    return write_whole(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
 
