@@ -56,6 +56,8 @@ def test_installed_it_runs_any_configuration_from_another_folder(wheel, tmp_path
     call(python, "-m", "pip", "check", cwd=tmp_path)
     swbn = environment / "bin" / "swbn"
     for original in (REPOSITORY / "configs").rglob("*.yaml"):
+        if "paper" in original.parts:  # they need other data
+            continue
         config = tmp_path / original.name
         config.write_text(original.read_text())
         data = [f"--data.root={tiny_cifar100}"] if "cifar-fs" in original.read_text() else []

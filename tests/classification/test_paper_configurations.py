@@ -42,6 +42,7 @@ def test_it_takes_a_step(config, request, tmp_path, monkeypatch):
         str(request.getfixturevalue(fixture)),
         "--data.batch_size=4",
         "--data.eval_batch_size=4",
+        "--whiteness.num_images=8",
     ]
     if data == "ImageNetDataModule":
         arguments += ["--model.num_classes=2", "--data.image_size=64", "--data.eval_resize=64", "--data.num_workers=0"]
