@@ -93,7 +93,7 @@ def evaluate_episodes(
         num_episodes: how many; a longer evaluation begins with the episodes of a shorter one.
         seed: of the episodes.
         chunk_size: episodes scored at once; the default keeps a chunk, with what the head says that it makes of it
-            (:meth:`~fewshot.heads.EpisodeHead.values_per_episode`), under 16 MiB.
+            (:meth:`~fewshot.heads.EpisodeHead.values_per_episode`), under 16 MiB, or is 2.
         class_names: for error messages.
 
     Raises:
@@ -145,7 +145,8 @@ def _by_class(labels: Tensor, classes: Tensor, right: Tensor, queries: int) -> t
 def _chunk_size(head: nn.Module, features: Tensor, ways: int, shots: int, queries: int) -> int:
     measured = head if isinstance(head, EpisodeHead) else EpisodeHead()
     values = measured.values_per_episode(ways, shots, queries, features.shape[1:])
-    return max(1, _CHUNK_BYTES // (values * max(4, features.element_size())))  # heads work in float32 at least
+    # Heads work in float32 at least; a chunk of one would be scored as two.
+    return max(2, _CHUNK_BYTES // (values * max(4, features.element_size())))
 
 
 def _two_at_least(head: nn.Module, support: Tensor, query: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+from PIL import Image
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import nn
 
@@ -174,6 +175,12 @@ def test_cross_attention_through_the_command(capsys):
         assert row.get("inference") == inference and row["episodes"] == 30
         assert bool(re.search(r"│ inference +│ +transductive │", printed.out)) is (inference is not None)
         assert "the checkpoint's" not in printed.err  # nothing was given that it would override
+
+    for name, shade in (("dark", 20), ("bright", 220)):
+        (Path("support") / name).mkdir(parents=True)
+        Image.new("L", (16, 16), shade).save(f"support/{name}/0.png")
+    main(["predict", *arguments, "--ckpt_path=runs/can", "--data.support=support", "--data.query=support/dark/0.png"])
+    assert re.search(r"0.png +│ +dark", capsys.readouterr().out)
 
 
 def test_predict_does_not_let_images_name_each_other():
