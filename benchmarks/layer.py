@@ -7,17 +7,19 @@
 The layers take turns, one pass each a round; the figures are medians over the rounds. ``literal-…`` is the paper's
 formulas left to autograd. ``bn+products`` is BatchNorm and, by themselves, the four products over the samples that
 whitening cannot do without. ``fused`` is what ``fuse_norms`` leaves of a layer with nothing before it, a 1x1
-convolution; behind a convolution it leaves nothing at all. Prints a Markdown table and writes the same as JSON.
+convolution; behind a convolution it leaves nothing at all. On a GPU ``swbn-fro:kernels`` is the layer by its Triton
+kernels. Prints a Markdown table and writes the same as JSON.
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.literal import LiteralIterNorm, LiteralSWBN
-from benchmarks.timing import Pass, captured, medians, parser, write
+from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write
 from benchmarks.variants import Variant
 from swbn_lightning import NormFactory, fuse_norms
 from swbn_lightning.paper import find_paper_figure
@@ -31,7 +33,14 @@ EVALUATED = ("bn", "swbn-fro", "iternorm", "dbn")
 
 def main() -> None:
     """Measure, print, write."""
-    options = _options()
+    options = parse()
+    rows = measure(options)
+    print(table(rows, options.shapes))
+    write(options, rows)
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a shape, norm and mode."""
     dtype, device = getattr(torch, options.dtype), torch.device(options.device)
     layout = getattr(torch, options.layout)
     rows: list[dict[str, Any]] = []
@@ -51,20 +60,21 @@ def main() -> None:
         for (norm, mode), seconds in medians(passes, options.rounds, device).items():
             row = {"shape": text, "norm": norm, "mode": mode, "ms": 1000 * seconds}
             rows.append({**row, "paper_ratio": paper_ratio(norm, shape[1])})
-    print(table(rows, options.shapes))
-    write(options, rows)
+    return rows
 
 
-def _options() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options, or those of ``arguments``."""
     made = parser(__doc__, "layer", rounds=30)
     made.add_argument("--norms", nargs="+", default=NORMS, help="names, with options as swbn-fro:cov_samples=512")
     made.add_argument("--shapes", nargs="+", help="NxCxHxW; by default four of CIFAR's size, on a GPU the paper's")
     made.add_argument("--channels", nargs="+", type=int, help="the default shapes with these channels alone")
     made.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
     made.add_argument("--graph", action="store_true", help="replay CUDA graphs")
-    options = made.parse_args()
+    options = made.parse_args(arguments)
     if options.graph and not options.device.startswith("cuda"):
         made.error(f"--graph needs a GPU, the device is {options.device}")
+    check_kernels(made, options.norms)
     options.shapes = options.shapes or (GPU_SHAPES if options.device.startswith("cuda") else CPU_SHAPES)
     if options.channels:
         options.shapes = [shape for shape in options.shapes if int(shape.split("x")[1]) in options.channels]
@@ -82,13 +92,14 @@ def training_pass(norm: str, x: Tensor) -> Pass:
     """Forward and backward of one layer in training, on an input and a gradient that stay the same."""
     if norm == "bn+products":
         return _batchnorm_and_products(x)
+    norm, kernels = split_kernels(norm)
     layer = _layer(norm, x.shape[1])
     if x.dtype.itemsize < 4 and norm in LITERAL:
         layer.weight.data, layer.bias.data = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
         layer = layer.to(x.device)
     else:
         layer = layer.to(x.device, x.dtype)
-    return _training(layer, x)
+    return by_kernels(_training(layer, x), kernels)
 
 
 def _layer(norm: str, channels: int) -> nn.Module:
@@ -143,7 +154,10 @@ def table(rows: list[dict[str, Any]], shapes: list[str]) -> str:
     for norm, mode in dict.fromkeys((row["norm"], row["mode"]) for row in rows):
         cells = []
         for shape in shapes:
-            row, base = found[norm, mode, shape], found.get(("bn", mode, shape))
+            row, base = found.get((norm, mode, shape)), found.get(("bn", mode, shape))
+            if row is None:
+                cells.append("")
+                continue
             cell = f"{row['ms']:.3f}"
             if base and norm != "bn":
                 paper = f", paper {row['paper_ratio']:.1f}" if row["paper_ratio"] and mode == "train" else ""
