@@ -1,10 +1,6 @@
 """Which checkpoint of a run in one or several parts is tested, and who may work on a cell."""
 
-import os
-import signal
 import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -70,35 +66,30 @@ def test_what_was_logged_is_read_across_the_parts(tmp_path):
 def test_a_command_that_fails_says_its_last_words(tmp_path, monkeypatch):
     (cell,) = cells_of(GLYPHS, runs=tmp_path)
     cell.folder.mkdir(parents=True)
-    (tmp_path / "swbn.py").write_text("import sys; print('one\\ntwo\\nthree\\nfour'); sys.exit(int(sys.argv[2]))")
+    # It is given the code to end with, and a file that it must have been left: the lock.
+    script = "import os, sys; os.fstat(int(sys.argv[3])); print(*'abcd', sep='\\n'); sys.exit(int(sys.argv[2]))"
+    (tmp_path / "swbn.py").write_text(script)
     monkeypatch.setattr(study_runs, "CLI", tmp_path / "swbn.py")
     with study_runs._locked(cell.folder, wait=False) as lock:
-        study_runs.run_command(cell, "fit", ["0"], lock)
+        study_runs.run_command(cell, "fit", ["0", str(lock)], lock)
         with pytest.raises(study_runs.RunFailed) as failed:
-            study_runs.run_command(cell, "fit", ["3"], lock)
+            study_runs.run_command(cell, "fit", ["3", str(lock)], lock)
     output = cell.folder / "output.txt"
-    assert str(failed.value).splitlines() == [f"swbn fit ended with 3; see {output}", "two", "three", "four"]
+    assert str(failed.value).splitlines() == [f"swbn fit ended with 3; see {output}", "b", "c", "d"]
     assert output.read_text().count("$ swbn fit") == 2
 
 
 def test_a_child_that_outlives_its_study_keeps_the_cell(tmp_path):
-    script = textwrap.dedent(f"""
-        import os, signal, subprocess
-        from pathlib import Path
-        from benchmarks.study.runs import _locked
-        with _locked(Path({str(tmp_path)!r}), wait=False) as lock:
-            child = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
-            print(child.pid, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    study = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    child = int(study.stdout)
+    with study_runs._locked(tmp_path, wait=False) as lock:
+        child = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+    # The study's own end of the lock is closed now, as the kernel does when it is killed.
     try:
         with pytest.raises(study_runs.Busy), study_runs._locked(tmp_path, wait=False):
             pass
     finally:
-        os.kill(child, signal.SIGKILL)
-    with study_runs._locked(tmp_path, wait=True):
+        child.kill()
+        child.wait()
+    with study_runs._locked(tmp_path, wait=False):
         pass
 
 
