@@ -161,7 +161,7 @@ class _EpochClock:
 
     def _now(self) -> float:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # once an epoch: the last steps are still under way
+            torch.cuda.synchronize(self._device)  # the last steps are still under way
         return time.perf_counter()
 
 

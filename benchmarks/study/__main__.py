@@ -60,32 +60,33 @@ class Study:
     def __init__(self, cells: list[Cell], reach: float | None, folder: Path, words: Sequence[str]) -> None:
         self.cells, self.reach, self.folder, self.words = cells, reach, folder, words
         self.failures: dict[str, str] = {}
-        self._rows: dict[str, list[Observation]] = {}  # of the cells that are done
+        self._rows: dict[int, list[Observation]] = {}  # by the cell's number, of those that are done
 
     def run(self) -> None:
         """Run every cell; those at which another process is at work come last."""
-        later = [cell for number, cell in enumerate(self.cells, 1) if not self._complete(number, cell, wait=False)]
-        for cell in later:
-            self._complete(self.cells.index(cell) + 1, cell, wait=True)
+        numbers = range(len(self.cells))
+        for number in [number for number in numbers if not self._complete(number, wait=False)]:
+            self._complete(number, wait=True)
         self._write()  # where nothing was left to do, too
 
-    def _complete(self, number: int, cell: Cell, wait: bool) -> bool:
-        place = f"[{number}/{len(self.cells)}] {cell.label}"
-        print(f"{place}: {cell.folder}", file=sys.stderr, flush=True)
+    def _complete(self, number: int, wait: bool) -> bool:
+        cell = self.cells[number]
+        place = f"[{number + 1}/{len(self.cells)}] {cell.label}"
+        _say(f"{place}: {cell.folder}")
         try:
-            commands = complete(cell, wait)
+            outcome = "done" if complete(cell, wait) else "was done"
         except Busy:
-            print(f"{place}: another process is at work on it", file=sys.stderr, flush=True)
+            _say(f"{place}: another process is at work on it")
             return False
         except RunFailed as error:
             self.failures[cell.label] = str(error)
-            print(f"{place}: {error}", file=sys.stderr, flush=True)
-        else:
-            self._rows[cell.name] = observe(cell, self.reach)
-            values = ", ".join(f"{row.setting or row.metric} {100 * row.value:.2f} %" for row in self._rows[cell.name])
-            print(f"{place}: {'done' if commands else 'was done'}, {values}", file=sys.stderr, flush=True)
-            if commands:
-                self._write()
+            outcome = str(error)
+        rows = observe(cell, self.reach)
+        _say(", ".join([f"{place}: {outcome}", *(f"{r.setting or r.metric} {100 * r.value:.2f} %" for r in rows)]))
+        if rows:
+            self._rows[number] = rows
+        if outcome != "was done":
+            self._write()
         return True
 
     def text(self) -> str:
@@ -97,13 +98,13 @@ class Study:
                 "Not finished:\n\n"
                 + "\n".join(f"- {label}: {why.splitlines()[0]}" for label, why in self.failures.items())
             )
-        done = [cell for cell in self.cells if cell.name in self._rows]
+        done = [self.cells[number] for number in self._rows]
         parts += [f"`python -m benchmarks.study {shlex.join(self.words)}`\n"]
         parts += dict.fromkeys(as_line(read_environment(cell)) for cell in done)
         return "\n".join(parts)
 
     def _all_rows(self) -> list[Observation]:
-        return [row for cell in self.cells for row in self._rows.get(cell.name, [])]
+        return [row for number in sorted(self._rows) for row in self._rows[number]]
 
     def _write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,6 +120,10 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
         experiments, options.networks, options.norms, options.seeds, options.shots, options.set, options.root,
         Path(options.runs),
     )  # fmt: skip
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def _seeds(text: str) -> list[int]:

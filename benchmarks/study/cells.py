@@ -238,6 +238,8 @@ def grid(
 ) -> list[Cell]:
     """All cells, seed after seed, so that all norms can be compared as soon as the first seed is through.
 
+    What is given twice is there once.
+
     Raises:
         InputError: a setting that is not ``KEY=VALUE`` or that is the study's own; shots without a few-shot
             configuration.
@@ -247,13 +249,13 @@ def grid(
     of_test = tuple(setting for setting in settings if setting.startswith(_TEST_ONLY))
     of_training = tuple(setting for setting in settings if setting not in of_test)
     cells = []
-    for seed in seeds:
-        for experiment in experiments:
-            wanted: Sequence[int | None] = shots if shots and experiment.few_shot else [None]
+    for seed in dict.fromkeys(seeds):
+        for experiment in {experiment.path: experiment for experiment in experiments}.values():
+            wanted: Sequence[int | None] = list(dict.fromkeys(shots)) if shots and experiment.few_shot else [None]
             configured = experiment.init_args("data").get("test")
             tests = tuple(Test(number, of_test, configured) for number in wanted)
-            for network in networks or [None]:
-                for norm in norms:
+            for network in dict.fromkeys(networks or [None]):
+                for norm in dict.fromkeys(norms):
                     parts = *experiment.network(network), *experiment.norm(norm)
                     cells.append(Cell(experiment, *parts, seed, of_training, tests, root, runs))
     return cells

@@ -188,7 +188,7 @@ def _kept(folder: Path) -> list[Path]:
     found = read_results(folder)
     if found is not None:
         best = folder / (found["best_checkpoint"] or "-")
-        return [best] if best.is_file() and best.name != "last.ckpt" else []
+        return [best] if best.is_file() else []
     return [path for path in sorted((folder / "checkpoints").glob("*.ckpt")) if path.name != "last.ckpt"]
 
 

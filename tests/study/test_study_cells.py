@@ -18,6 +18,13 @@ def test_the_grid_is_seed_after_seed():
     assert len({cell.folder for cell in cells}) == 8
 
 
+def test_what_is_given_twice_is_run_once():
+    cells = cells_of(CIFAR_FS, norms=["bn", "bn"], seeds=[0, 1, 0], shots=[5, 1, 5])
+    assert [cell.seed for cell in cells] == [0, 1] and [test.shots for test in cells[0].tests] == [5, 1]
+    (cell,) = cells_of(GLYPHS, settings=["trainer.max_epochs=2", "data.seed=1", "trainer.max_epochs=3"])
+    assert cell.settings == ("trainer.max_epochs=3", "data.seed=1")
+
+
 def test_options_are_those_of_the_norm_and_network_they_were_given_for():
     cells = cells_of(
         CONFIGS / "quickstart.yaml",

@@ -66,14 +66,16 @@ def test_what_was_logged_is_read_across_the_parts(tmp_path):
 def test_a_command_that_fails_says_its_last_words(tmp_path, monkeypatch):
     (cell,) = cells_of(GLYPHS, runs=tmp_path)
     cell.folder.mkdir(parents=True)
-    (tmp_path / "swbn.py").write_text("import sys; print('one\\ntwo\\nthree\\nfour'); sys.exit(int(sys.argv[2]))")
+    # It is given the code to end with, and a file that it must have been left: the lock.
+    script = "import os, sys; os.fstat(int(sys.argv[3])); print(*'abcd', sep='\\n'); sys.exit(int(sys.argv[2]))"
+    (tmp_path / "swbn.py").write_text(script)
     monkeypatch.setattr(study_runs, "CLI", tmp_path / "swbn.py")
     with study_runs._locked(cell.folder, wait=False) as lock:
-        study_runs.run_command(cell, "fit", ["0"], lock)
+        study_runs.run_command(cell, "fit", ["0", str(lock)], lock)
         with pytest.raises(study_runs.RunFailed) as failed:
-            study_runs.run_command(cell, "fit", ["3"], lock)
+            study_runs.run_command(cell, "fit", ["3", str(lock)], lock)
     output = cell.folder / "output.txt"
-    assert str(failed.value).splitlines() == [f"swbn fit ended with 3; see {output}", "two", "three", "four"]
+    assert str(failed.value).splitlines() == [f"swbn fit ended with 3; see {output}", "b", "c", "d"]
     assert output.read_text().count("$ swbn fit") == 2
 
 

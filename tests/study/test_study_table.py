@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.study.__main__ import Study
 from benchmarks.study.observations import COLUMNS, Observation, as_csv, observe
+from benchmarks.study.runs import RunFailed
 from benchmarks.study.table import difference_over_episodes, difference_over_seeds, groups, markdown
 from swbn_lightning.runs import write_results
 from tests.study.tiny import cells_of
@@ -71,6 +73,24 @@ def test_the_papers_few_shot_figure_is_that_of_method_network_ways_and_shots(tmp
     data = {"class_path": "fewshot.EpisodicDataModule", "init_args": {"dataset": "mini-imagenet"}}
     (row,) = finished(tmp_path, model, data, {**EPISODES, "shots": shots}, norm="swbn-kl")
     assert (row.method, row.setting, row.paper, row.tested) == ("PN", f"5W{shots}S", pytest.approx(paper), 600)
+
+
+def test_what_a_failed_test_leaves_is_shown(tmp_path, monkeypatch):
+    model, data = {"class_path": "ImageClassifier"}, {"class_path": "GlyphDataModule"}
+    finished(tmp_path, model, data, IMAGES)
+    cells = cells_of(tmp_path / "config.yaml", norms=["swbn-fro"], runs=tmp_path / "runs")
+
+    def fail(cell, wait):
+        raise RunFailed("ended with 1; see output.txt\nmore")
+
+    monkeypatch.setattr("benchmarks.study.__main__.complete", fail)
+    monkeypatch.setattr("benchmarks.study.__main__.read_environment", lambda cell: {"torch": "2"})
+    study = Study(cells, None, tmp_path, ["config.yaml", "--set", "a=b c"])
+    study.run()
+    text = (tmp_path / "study.md").read_text()
+    assert "| `swbn-fro` | 1 | 75.00 |" in text and (tmp_path / "study.csv").read_text().count("\n") == 2
+    assert "- config · resnet12 · swbn-fro · seed 0: ended with 1; see output.txt\n" in text
+    assert "`python -m benchmarks.study config.yaml --set 'a=b c'`" in text and text.endswith("torch 2\n")
 
 
 @pytest.mark.parametrize(("metrics", "split", "epochs"), [
