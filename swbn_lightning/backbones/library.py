@@ -142,13 +142,14 @@ class TorchvisionBackbone(LibraryBackbone):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """What the network averages over its positions last, ``[N, C, h, w]``."""
-        with _Pooled() as pooled:
+        averaged: list[Tensor] = []
+        with _Averaged(averaged):
             self.network(x)
-        if pooled.map is None:
+        if not averaged:
             raise self.no_map("it averages none")
-        if pooled.map.shape[1] != self.num_features:
-            raise self.no_map(f"it has layers between its map of {pooled.map.shape[1]} channels and its features")
-        return pooled.map
+        if averaged[-1].shape[1] != self.num_features:
+            raise self.no_map(f"it has layers between its map of {averaged[-1].shape[1]} channels and its features")
+        return averaged[-1]
 
 
 class TimmBackbone(LibraryBackbone):
@@ -187,19 +188,21 @@ class TimmBackbone(LibraryBackbone):
         return found
 
 
-class _Pooled(TorchFunctionMode):
-    """Keeps what was last averaged over all positions: torchvision's networks do it by a layer or by a call."""
+class _Averaged(TorchFunctionMode):
+    """Notes every map that is averaged over its positions: torchvision's networks do it by a layer or by a call."""
 
-    map: Tensor | None = None
+    def __init__(self, maps: list[Tensor]) -> None:
+        super().__init__()
+        self.maps = maps
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is nn.functional.adaptive_avg_pool2d:
-            self.map = args[0]
+            self.maps.append(args[0])
         elif func in (Tensor.mean, torch.mean):
             dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if args[0].dim() == 4 and dims in ([2, 3], (2, 3), [-2, -1], (-2, -1)):
-                self.map = args[0]
+                self.maps.append(args[0])
         return func(*args, **kwargs)
 
 

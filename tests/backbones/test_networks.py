@@ -400,6 +400,10 @@ def test_wide_resnet_drops_between_the_convolutions_in_training_alone():
     backbone = build_backbone("wrn", depth=10, width=1, drop_rate=0.5)
     dropped = [n for n, m in backbone.named_modules() if isinstance(m, nn.Dropout)]
     assert dropped == [f"blocks.{i}.dropout" for i in range(3)]
+    first, seen = backbone.blocks[0], {}
+    first.dropout.register_forward_hook(lambda module, args, out: seen.update(before=args[0], after=out))
+    first.conv2.register_forward_pre_hook(lambda module, args: seen.update(convolved=args[0]))
     assert not torch.equal(backbone(images), backbone(images))
+    assert seen["convolved"] is seen["after"] and seen["before"].min() == 0  # behind norm and ReLU
     backbone.eval()
     assert torch.equal(backbone(images), backbone(images))
