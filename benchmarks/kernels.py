@@ -16,7 +16,6 @@ from swbn_lightning import SWBN1d
 from swbn_lightning.norms.kernels import MOST_WIDTH, use_kernels
 
 Row = dict[str, Any]
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FLOOR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # errors below which nothing is wrong
 _REPEATS = 10
 # Of the activation's size, read or written; and products of 2 n d^2 operations.
@@ -47,25 +46,29 @@ ALTERNATIVES: dict[str, list[dict[str, int]]] = {
 }  # fmt: skip
 
 
-def check(n: int, channels: Iterable[int], device: torch.device) -> Iterator[Row]:
+def check(n: int, cases: Iterable[tuple[int, torch.dtype]], device: torch.device) -> Iterator[Row]:
     """A training step by kernels and by stock operators, both against the stock operators in float64.
 
     With a large step of W and running statistics that are the batch's, every kernel's result shows. ``ok``: no error
     is more than twice the stock operators' (or worth mentioning), and a second run gives the same bits.
+
+    Args:
+        n: samples.
+        cases: numbers of channels and types.
+        device: of the tensors.
     """
-    for d in channels:
-        for dtype in DTYPES:
-            for criterion in ("fro", "kl"):
-                x, upstream, norm = _problem(n, d, dtype, criterion, device)
-                exact = _step(copy.deepcopy(norm).double(), x.double(), upstream.double(), False)
-                stock = _step(copy.deepcopy(norm), x, upstream, False)
-                found = _step(copy.deepcopy(norm), x, upstream, True)
-                again = _step(copy.deepcopy(norm), x, upstream, True)
-                errors = {name: (_error(found[name], exact[name]), _error(stock[name], exact[name])) for name in exact}
-                fine = all(mine <= max(2 * theirs, _FLOOR[dtype]) for mine, theirs in errors.values())
-                same = all(torch.equal(found[name], again[name]) for name in found)
-                row = {"d": d, "dtype": _name(dtype), "criterion": criterion, "ok": fine and same, "same_bits": same}
-                yield {**row, "errors": errors}
+    for d, dtype in cases:
+        for criterion in ("fro", "kl"):
+            x, upstream, norm = _problem(n, d, dtype, criterion, device)
+            exact = _step(copy.deepcopy(norm).double(), x.double(), upstream.double(), False)
+            stock = _step(copy.deepcopy(norm), x, upstream, False)
+            found = _step(copy.deepcopy(norm), x, upstream, True)
+            again = _step(copy.deepcopy(norm), x, upstream, True)
+            errors = {name: (_error(found[name], exact[name]), _error(stock[name], exact[name])) for name in exact}
+            fine = all(mine <= max(2 * theirs, _FLOOR[dtype]) for mine, theirs in errors.values())
+            same = all(torch.equal(found[name], again[name]) for name in found)
+            row = {"d": d, "dtype": _name(dtype), "criterion": criterion, "ok": fine and same, "same_bits": same}
+            yield {**row, "errors": errors}
 
 
 def check_captured(n: int, d: int, device: torch.device) -> Row:
