@@ -87,7 +87,7 @@ def test_the_gpus_program_keeps_what_it_has(monkeypatch, tmp_path, capsys):
 @pytest.mark.slow
 def test_all_of_the_gpus_program(monkeypatch, tmp_path):
     pytest.importorskip("triton")
-    found = run_gpu(monkeypatch, tmp_path)
+    found = run_gpu(monkeypatch, tmp_path, "--budget", "3000")  # a machine may be slow
     assert set(found) == set(gpu.SECTIONS)
     assert all(section["verdict"] == "done" and not section["errors"] for section in found.values())
     assert all(row["ok"] for row in found["check"]["rows"])
