@@ -20,17 +20,12 @@ from torch import Tensor, nn
 
 from benchmarks.literal import LiteralIterNorm, LiteralSWBN
 from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write
+from benchmarks.variants import Variant
 from swbn_lightning import NormFactory, fuse_norms
+from swbn_lightning.paper import find_paper_figure
 
 CPU_SHAPES = ("64x16x32x32", "64x64x16x16", "64x256x8x8", "64x512x6x6")
 GPU_SHAPES = ("64x64x32x32", "64x256x32x32", "64x1024x32x32", "64x2048x32x32")
-# Zhang et al., CVPR 2021, single-layer wall-clock table (TITAN Xp, PyTorch 1.3): milliseconds at so many channels.
-PAPER = {
-    "bn": {256: 1.7, 1024: 5.01, 2048: 11.44},
-    "swbn-kl": {256: 13.5, 1024: 72.5, 2048: 256.4},
-    "swbn-fro": {256: 13.2, 1024: 72.3, 2048: 260.12},
-    "iternorm": {256: 15.5, 1024: 111.8, 2048: 475.34},
-}
 LITERAL = {"literal-swbn": LiteralSWBN, "literal-iternorm": LiteralIterNorm}
 NORMS = ("bn", "bn+products", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
 EVALUATED = ("bn", "swbn-fro", "iternorm", "dbn")
@@ -63,9 +58,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         if options.graph:
             passes = {key: captured(run) for key, run in passes.items() if key[0] != "dbn"}
         for (norm, mode), seconds in medians(passes, options.rounds, device).items():
-            paper = PAPER.get(norm, {}).get(shape[1])
-            ratio = paper / PAPER["bn"][shape[1]] if paper else None
-            rows.append({"shape": text, "norm": norm, "mode": mode, "ms": 1000 * seconds, "paper_ratio": ratio})
+            row = {"shape": text, "norm": norm, "mode": mode, "ms": 1000 * seconds}
+            rows.append({**row, "paper_ratio": paper_ratio(norm, shape[1])})
     return rows
 
 
@@ -87,6 +81,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def paper_ratio(norm: str, channels: int) -> float | None:
+    """The paper's time of one layer over its BatchNorm's; None where it gives none."""
+    times = (find_paper_figure(table="table_time", norm=name, setting=f"d={channels}") for name in (norm, "bn"))
+    layer, base = (figure.value if figure else None for figure in times)
+    return layer / base if layer and base else None
+
+
 def training_pass(norm: str, x: Tensor) -> Pass:
     """Forward and backward of one layer in training, on an input and a gradient that stay the same."""
     if norm == "bn+products":
@@ -104,9 +105,8 @@ def training_pass(norm: str, x: Tensor) -> Pass:
 def _layer(norm: str, channels: int) -> nn.Module:
     if norm in LITERAL:
         return LITERAL[norm](channels)
-    name, _, given = norm.partition(":")
-    options = dict(item.split("=") for item in given.split(",") if item)
-    return NormFactory(name, **{key: int(value) for key, value in options.items()})(channels)
+    variant = Variant.parse(norm)
+    return NormFactory(variant.name, **(variant.options or {}))(channels)
 
 
 def _training(layer: nn.Module, x: Tensor) -> Pass:

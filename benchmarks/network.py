@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet50  # type: ignore[import-untyped]
+from torchvision.models import resnet50
 
 from benchmarks.layer import LITERAL
 from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write

@@ -94,10 +94,11 @@ def check_kernels(made: argparse.ArgumentParser, norms: Iterable[str]) -> None:
         made.error(f"{', '.join(asking)}: {available().reason}")
 
 
-def parser(description: str | None, output: str, rounds: int) -> argparse.ArgumentParser:
-    """What all benchmarks take."""
+def parser(description: str | None, output: str, rounds: int, dtype: bool = True) -> argparse.ArgumentParser:
+    """What all benchmarks take; ``dtype`` where they can run in several."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    if dtype:
+        made.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--seed", type=int, default=0)
@@ -111,4 +112,5 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]], *packages: st
     output.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": sys.argv, "environment": environment(*packages), "options": vars(options), "rows": rows}
     output.write_text(json.dumps(content, indent=2) + "\n")
-    print(f"\n{environment_line(*packages)}, {options.dtype}, seed {options.seed}\nwritten: {output}")
+    dtype = f", {options.dtype}" if "dtype" in options else ""
+    print(f"\n{environment_line(*packages)}{dtype}, seed {options.seed}\nwritten: {output}")

@@ -16,7 +16,8 @@ from swbn_lightning.training import TrainingModule
 class ImageClassifier(TrainingModule):
     """A backbone and a linear layer, trained by cross-entropy.
 
-    Logs ``<split>/accuracy`` (top-1, a fraction) and ``<split>/loss``.
+    Logs ``<split>/accuracy`` (top-1, a fraction), ``<split>/top5`` where there are more than five classes, and
+    ``<split>/loss``.
 
     Args:
         num_classes: outputs of the linear layer; must be the data's.
@@ -36,6 +37,7 @@ class ImageClassifier(TrainingModule):
         self.num_classes, self.label_smoothing = num_classes, label_smoothing
         self.head = nn.Linear(self.backbone.num_features, num_classes)
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.eval_top5 = MulticlassAccuracy(num_classes, average="micro", top_k=5) if num_classes > 5 else None
         self.eval_loss, self.eval_images = MeanMetric(), SumMetric()
 
     def setup(self, stage: str) -> None:
@@ -73,6 +75,9 @@ class ImageClassifier(TrainingModule):
         self.eval_loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
         self.eval_images.update(len(batch.labels))
         self.log(f"{split}/accuracy", self.eval_accuracy, prog_bar=True)
+        if self.eval_top5 is not None:
+            self.eval_top5.update(logits, batch.labels)
+            self.log(f"{split}/top5", self.eval_top5)
         self.log(f"{split}/loss", self.eval_loss)
 
     def _record(self, split: str) -> None:
@@ -88,3 +93,5 @@ class ImageClassifier(TrainingModule):
             "ci95": 1.96 * math.sqrt(accuracy * (1 - accuracy) / images),
             "loss": self.eval_loss.compute().item(),
         }
+        if self.eval_top5 is not None:
+            self.results[split]["top5"] = self.eval_top5.compute().item()

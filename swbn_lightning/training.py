@@ -1,24 +1,26 @@
-"""What both trainings share: optimiser and schedule, the backbone, the images' way to the device."""
+"""What both trainings share: optimiser and schedule, the backbone, the training step."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from swbn_lightning.backbones import Backbone, build_backbone
-from swbn_lightning.data import ImageSet
-from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.captured_step import CapturedStep
 from swbn_lightning.errors import InputError, unknown_name
-from swbn_lightning.norms import named_norms
+from swbn_lightning.image_data import ImageDataModule
+from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.runs import load_backbone
+from swbn_lightning.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
+AUTO = "auto"
 
 
 class TrainingModule(pl.LightningModule):
@@ -31,7 +33,8 @@ class TrainingModule(pl.LightningModule):
         backbone: a name from :func:`~swbn_lightning.backbones.available_backbones`; or, in Python, a
             :class:`~swbn_lightning.backbones.Backbone`, which then is not saved with the hyperparameters.
         norm: a name from :meth:`~swbn_lightning.NormFactory.names`.
-        norm_args: options of the norm, as ``{step_size: 0.001}``.
+        norm_args: options of the norm, as ``{step_size: 0.001}``. ``step_size: auto`` becomes ``step_budget`` divided
+            by the run's number of training forwards, at most 1e-2, before training; a checkpoint holds the number.
         backbone_args: options of the backbone, as ``{in_channels: 1}``.
         optimizer: makes the optimiser from the parameters.
         lr_scheduler: makes the schedule from the optimiser; None for a constant rate.
@@ -39,12 +42,27 @@ class TrainingModule(pl.LightningModule):
         warmup_steps: the rate rises linearly over so many steps; 0 for none.
         channels_last: run the backbone in channels_last layout, in which the whitening layers copy nothing
             (a ResNet-20 step on two CPU cores: 1.2 to 1.3 times as fast, whichever norm).
+        step_budget: for ``step_size: auto``; None for 0.5 (KL) or 5 (Frobenius), docs/step-size.md.
+        spare_norms_and_biases: no weight decay for gamma, beta and biases; by default the optimiser's for all, as in
+            the experiments that the paper repeats.
+        compile: run the backbone through ``torch.compile``.
+        cuda_graph: capture forward, backward and optimiser step once and replay them
+            (:class:`~swbn_lightning.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
+            by launching kernels. Schedules, metrics and augmentation go on outside.
+        backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
+            (:func:`~swbn_lightning.runs.load_backbone`). It is read once, here; a checkpoint of this model holds the
+            weights and needs the file no more.
 
     Raises:
-        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up.
+        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; a
+            checkpoint of another backbone; before training, with ``cuda_graph``, whatever a captured step cannot do.
     """
 
     head: nn.Module
+    #: Whether :meth:`embed` gives the backbone's maps, not their averages.
+    embeds_maps = False
+    #: Arguments that a checkpoint does not keep, so that they can be chosen anew when it is loaded.
+    not_in_checkpoint: tuple[str, ...] = ("optimizer", "lr_scheduler", "backbone_checkpoint")
 
     def __init__(
         self,
@@ -57,6 +75,11 @@ class TrainingModule(pl.LightningModule):
         lr_interval: str = "epoch",
         warmup_steps: int = 0,
         channels_last: bool = True,
+        step_budget: float | None = None,
+        spare_norms_and_biases: bool = False,
+        compile: bool = False,
+        cuda_graph: bool = False,
+        backbone_checkpoint: str | None = None,
     ) -> None:
         super().__init__()
         if lr_interval not in INTERVALS:
@@ -64,14 +87,29 @@ class TrainingModule(pl.LightningModule):
         if warmup_steps < 0:
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
-        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", *(["backbone"] if given else [])])
+        self.save_hyperparameters(ignore=[*self.not_in_checkpoint, *(["backbone"] if given else [])])
+        self._auto_step_size = (norm_args or {}).get("step_size") == AUTO
+        if self._auto_step_size:
+            norm_args = {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
+        elif step_budget is not None:
+            raise InputError("step_budget is for norm_args: {step_size: auto}; this step size is given.")
         self.backbone = _resolve_backbone(backbone, norm, norm_args, backbone_args)
+        if self._auto_step_size:
+            set_step_size(self.backbone, 1, step_budget)  # its errors now; the number before training
+        if backbone_checkpoint is not None:
+            load_backbone(self.backbone, backbone_checkpoint)
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
+        if compile:
+            # In place, so that the names of the parameters stay; a map's way does not lead through the whole's forward.
+            for part in self.backbone.children() if self.embeds_maps else (self.backbone,):
+                part.compile()
         self.channels_last = channels_last
+        self._step_budget, self._spare_norms_and_biases = step_budget, spare_norms_and_biases
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self._lr_interval, self._warmup_steps = lr_interval, warmup_steps
-        self.train_loss, self.train_accuracy = MeanMetric(), MeanMetric()
+        self.cuda_graph = cuda_graph
+        self._captured: CapturedStep | None = None
         #: What the last evaluation of each split gave, for tables and files; plain data.
         self.results: dict[str, dict[str, Any]] = {}
 
@@ -80,11 +118,11 @@ class TrainingModule(pl.LightningModule):
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features ``[N, C]`` of images ``[N, in_channels, H, W]``."""
+        """Features ``[N, C]``, or maps ``[N, C, h, w]``, of images ``[N, in_channels, H, W]``."""
         images = images.to(next(self.backbone.parameters()).dtype)  # precision: bf16-true and the like
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.backbone(images)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        images = images.contiguous(memory_format=layout)
+        return self.backbone.forward_features(images) if self.embeds_maps else self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.embed(images)
@@ -96,9 +134,23 @@ class TrainingModule(pl.LightningModule):
                 f"the images have {data.channels} channel(s), but the backbone takes {self.backbone.in_channels}: "
                 f"set backbone_args: {{in_channels: {data.channels}}}."
             )
+        size = getattr(data, "image_size", None)
+        if size is not None:
+            self.backbone.check_image_size(size, size)
+        if stage == "fit" and self.cuda_graph:
+            _check_graph_can_be_captured(self.trainer)
+        if stage == "fit" and self._auto_step_size:
+            self._resolve_step_size()
+
+    def _resolve_step_size(self) -> None:
+        forwards = self.trainer.estimated_stepping_batches * self.trainer.accumulate_grad_batches
+        value = set_step_size(self.backbone, forwards, self._step_budget)
+        self.hparams["norm_args"] = {**self.hparams["norm_args"], "step_size": value}
+        self.hparams["step_budget"] = None
+        rank_zero_info(f"step_size: auto is {value:.3g} for {forwards} training forwards")
 
     @property
-    def image_data(self) -> "ImageDataModule":
+    def image_data(self) -> ImageDataModule:
         """The trainer's data module."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, ImageDataModule):
@@ -109,12 +161,41 @@ class TrainingModule(pl.LightningModule):
         return data
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, accuracy = self.training_loss(batch)
-        self.train_loss.update(loss.detach())
-        self.train_accuracy.update(accuracy)
-        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True)
-        self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        loss, accuracy = self.training_loss(batch) if self._captured is None else self._captured(batch)
+        # Plain values, which Lightning averages on the device: a metric object would look at each for NaN.
+        values = {"train/loss": loss.detach(), "train/accuracy": accuracy}
+        for name, value in values.items():
+            prog_bar = name == "train/accuracy"
+            self.log(name, value, on_step=False, on_epoch=True, prog_bar=prog_bar, sync_dist=True, batch_size=1)
         return loss
+
+    def on_train_start(self) -> None:
+        if self.cuda_graph:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            self._captured = CapturedStep(self, self.training_loss, optimizer)  # type: ignore[arg-type]
+
+    def on_train_epoch_start(self) -> None:
+        if self._captured is not None:
+            self._captured.check_state()
+
+    def on_train_end(self) -> None:
+        self._captured = None
+
+    # With a captured step the three parts of a step that Lightning calls for have been done by `training_step`.
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if self._captured is None:
+            super().backward(loss, *args, **kwargs)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        if self._captured is None:
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if self._captured is None:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        else:
+            optimizer_closure()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         try:
@@ -123,7 +204,7 @@ class TrainingModule(pl.LightningModule):
             raise InputError(f"optimizer or lr_scheduler cannot be made: {error}") from error
 
     def _configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self._optimizer(p for p in self.parameters() if p.requires_grad)
+        optimizer = self._optimizer(self._parameters_to_train())
         schedulers: list[Any] = []
         if self._warmup_steps:
             warmup = torch.optim.lr_scheduler.LinearLR(
@@ -138,6 +219,13 @@ class TrainingModule(pl.LightningModule):
             schedulers.append(entry)
         return [optimizer], schedulers
 
+    def _parameters_to_train(self) -> Any:
+        if not self._spare_norms_and_biases:
+            return [p for p in self.parameters() if p.requires_grad]
+        decayed, spared = norm_parameter_groups(self, 0.0)
+        del decayed["weight_decay"]  # the optimiser's own
+        return [group for group in (decayed, spared) if group["params"]]
+
 
 def _resolve_backbone(
     backbone: str | Backbone,
@@ -150,6 +238,26 @@ def _resolve_backbone(
     if norm_args or backbone_args:
         raise InputError("norm_args and backbone_args are for a backbone given by name; this one is built already.")
     return backbone
+
+
+def _check_graph_can_be_captured(trainer: pl.Trainer) -> None:
+    """Raise InputError for what a captured step would leave out or cannot do."""
+    device = trainer.strategy.root_device  # where the model will be
+    problems = {
+        f"it needs a GPU, the device is {device}": device.type != "cuda",
+        f"it works in one process, there are {trainer.world_size}": trainer.world_size > 1,
+        f"gradient_clip_val={trainer.gradient_clip_val} is not part of it": bool(trainer.gradient_clip_val),
+        f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take several of it": (
+            trainer.accumulate_grad_batches != 1
+        ),
+        "precision 16-mixed looks at the gradients on the host to scale the loss; use bf16-mixed": (
+            trainer.precision == "16-mixed"
+        ),
+        "detect_anomaly looks at every value": torch.is_anomaly_enabled() or trainer._detect_anomaly,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise InputError(f"cuda_graph: {problem}; or train with cuda_graph: false.")
 
 
 def check_running_statistics(model: nn.Module) -> None:
@@ -166,74 +274,3 @@ def check_running_statistics(model: nn.Module) -> None:
                 "images by the batch they happen to be in; evaluation embeds each image by itself. "
                 "Leave out track_running_stats: false."
             )
-
-
-class ImageBatch(NamedTuple):
-    """Images with their numbers in the split; ``images`` is uint8 until it reaches the device."""
-
-    numbers: Tensor  # [B] int64
-    images: Tensor  # [B, C, H, W]
-
-
-class ImageDataset(torch.utils.data.Dataset[ImageBatch]):
-    """A split image by image, in a given order; a whole batch is one gather."""
-
-    def __init__(self, image_set: ImageSet, order: Tensor | None = None) -> None:
-        self.image_set = image_set
-        self.order = torch.arange(len(image_set)) if order is None else order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, position: int) -> ImageBatch:
-        return self.__getitems__([position])
-
-    def __getitems__(self, positions: list[int]) -> ImageBatch:
-        numbers = self.order[positions]
-        return ImageBatch(numbers, self.image_set.images[numbers])
-
-
-def as_is(batch: Any) -> Any:
-    """Collate function for data sets that hand out whole batches."""
-    return batch
-
-
-class ImageDataModule(pl.LightningDataModule, ABC):
-    """Splits in memory as uint8, made float, augmented and normalised on the device that trains.
-
-    A subclass gives :meth:`load` and the loaders, and says in :meth:`on_after_batch_transfer` what becomes of
-    its batches.
-    """
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], augment: CropFlip) -> None:
-        super().__init__()
-        self.augment = augment
-        self._mean, self._std = mean, std
-        self._sets: dict[str, ImageSet] = {}
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images."""
-        return len(self._mean)
-
-    @abstractmethod
-    def load(self, split: str) -> ImageSet:
-        """Read a split (``"train"``, ``"val"`` or ``"test"``); :meth:`image_set` keeps it."""
-
-    def image_set(self, split: str) -> ImageSet:
-        """A split, read at first use."""
-        if split not in self._sets:
-            self._sets[split] = self.load(split)
-        return self._sets[split]
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """uint8 ``[..., C, H, W]`` to float: ``(x / 255 - mean) / std`` per channel."""
-        mean = torch.tensor(self._mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self._std, device=images.device).view(-1, 1, 1)
-        return (images / 255 - mean) / std
-
-    def sample_images(self, count: int, split: str = "val", seed: int = 0) -> Tensor:
-        """A fixed random sample of a split, normalised: float ``[min(count, N), C, H, W]`` on the CPU."""
-        images = self.image_set(split).images
-        generator = torch.Generator().manual_seed(seed)
-        return self.normalize(images[torch.randperm(len(images), generator=generator)[:count]])

@@ -33,6 +33,7 @@ def whiten_standardized(
     weight: Tensor | None,
     bias: Tensor | None,
     total: Tensor | None = None,
+    centred: bool = False,
 ) -> Tensor:
     """``gamma * (W xs) + beta`` of SWBN (Algorithm 1, steps 9 and 10), with the gradient through mean and variance.
 
@@ -47,22 +48,24 @@ def whiten_standardized(
 
     Args:
         x: ``[N, C, ...]``, what the gradient is for.
-        rows: ``xs``, the standardised ``x`` as ``[n, C]``; a constant.
+        rows: ``xs``, the standardised ``x`` as ``[n, C]``; a constant. With ``centred``, ``x - mean``.
         rstd: ``1 / sqrt(var + eps)``, ``[C]``; a constant.
         whitening_matrix: ``[g, C/g, C/g]``; a constant.
         weight: gamma, ``[C]``, or None.
         bias: beta, ``[C]``, or None.
         total: samples ``[]`` of all processes, if mean and variance are those of the batch on all of them; then the
             sums of the backward are merged, in one collective.
+        centred: the rows are not divided by their deviation; ``A diag(rstd)`` stands for ``A``, and no pass over them
+            is needed for it.
 
     Returns:
         ``[N, C, ...]`` in the dtype and layout of ``x``.
     """
-    return _WhitenStandardized.apply(x, weight, bias, rows, rstd, whitening_matrix, total)[0]
+    return _WhitenStandardized.apply(x, weight, bias, rows, rstd, whitening_matrix, total, centred)[0]
 
 
 class _WhitenStandardized(torch.autograd.Function):
-    # xs and rstd are outputs too: a derivative of the backward pass goes on through them to x.
+    # rows and rstd are outputs too: a derivative of the backward pass goes on through them to x.
 
     @staticmethod
     def forward(
@@ -73,13 +76,16 @@ class _WhitenStandardized(torch.autograd.Function):
         rstd: Tensor,
         w: Tensor,
         total: Tensor | None,
+        centred: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         y = WF.empty_like_rows(rows, x.shape, WF.channels_are_last(x))
-        return WF.multiply_into(y, WF.scaled(w, weight), rows, bias), rows.detach(), rstd.detach()
+        a = WF.scaled(w, weight)
+        a = _times(a, rstd) if centred else a
+        return WF.multiply_into(y, a, rows, bias), rows.detach(), rstd.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weight, bias, _, _, w, total = inputs
+        x, weight, bias, _, _, w, total, ctx.centred = inputs
         ctx.save_for_backward(weight, w, *output[1:])
         ctx.total = total
         ctx.last = WF.channels_are_last(x)
@@ -89,10 +95,15 @@ class _WhitenStandardized(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None) -> tuple[Any, ...]:
-        weight, w, xs, rstd = ctx.saved_tensors  # once: checkpointing allows no more
-        with without_autocast(xs.device.type):
-            grads = _gradients(ctx, grad, weight, w, xs, rstd, grad_rows, grad_rstd)
-        return *grads, None, None, None, None
+        weight, w, rows, rstd = ctx.saved_tensors  # once: checkpointing allows no more
+        with without_autocast(rows.device.type):
+            grads = _gradients(ctx, grad, weight, w, rows, rstd, grad_rows, grad_rstd)
+        return *grads, None, None, None, None, None
+
+
+def _times(a: Tensor, columns: Tensor) -> Tensor:
+    """``A diag(columns)``."""
+    return a * columns.view(a.shape[0], 1, -1)
 
 
 def _gradients(
@@ -100,14 +111,15 @@ def _gradients(
     grad: Tensor | None,
     weight: Tensor | None,
     w: Tensor,
-    xs: Tensor,
+    rows: Tensor,
     rstd: Tensor,
     grad_rows: Tensor | None,
     grad_rstd: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of x, gamma and beta."""
-    g = torch.zeros_like(xs) if grad is None else WF.as_rows(grad)
-    p = WF.gram(g, xs, w.shape[0]).to(w.dtype)
+    g = torch.zeros_like(rows) if grad is None else WF.as_rows(grad)
+    p = WF.gram(g, rows, w.shape[0]).to(w.dtype)
+    p = _times(p, rstd) if ctx.centred else p
     sums = g.sum(0, dtype=w.dtype)
     grad_weight = grad_bias = grad_x = None
     if weight is not None:
@@ -118,7 +130,7 @@ def _gradients(
         a = WF.scaled(w, weight)
         s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).reshape(-1)
         s2 = (a * p).sum(-2).reshape(-1)
-        grad_x = _standardize_backward(ctx, g, a, xs, rstd, s1, s2, grad_rows, grad_rstd)
+        grad_x = _standardize_backward(ctx, g, a, rows, rstd, s1, s2, grad_rows, grad_rstd)
     return grad_x, grad_weight, grad_bias
 
 
@@ -126,7 +138,7 @@ def _standardize_backward(
     ctx: Any,
     g: Tensor,
     a: Tensor,
-    xs: Tensor,
+    rows: Tensor,
     rstd: Tensor,
     s1: Tensor,
     s2: Tensor,
@@ -135,24 +147,27 @@ def _standardize_backward(
 ) -> Tensor:
     """``dL/dx`` from ``G`` and the sums of ``G A`` and ``G A * xs``."""
     if grad_rows is not None:
+        if ctx.centred:  # as of `rows / rstd`, whose part through rstd is not among them
+            grad_rows = grad_rows / rstd
+        else:
+            s2 = s2 + (grad_rows * rows).sum(0, dtype=s2.dtype)
         s1 = s1 + grad_rows.sum(0, dtype=s1.dtype)
-        s2 = s2 + (grad_rows * xs).sum(0, dtype=s2.dtype)
     if grad_rstd is not None:
         s2 = s2 + grad_rstd * rstd  # of rstd itself: -rstd^2 xs / (n - 1)
     if ctx.total is None:
-        n: int | Tensor = xs.shape[0]
+        n: int | Tensor = rows.shape[0]
     else:
         n = ctx.total
         s1, s2 = all_reduce(torch.cat([s1, s2])).chunk(2)
     # In float16 rstd stays out of the product: times W it can overflow where a channel is constant.
-    after = rstd if xs.dtype == torch.float16 else None
+    after = rstd if rows.dtype == torch.float16 else None
     scale = torch.ones_like(rstd) if after is not None else rstd
-    shift, slope = (s1 * scale / -n).to(xs.dtype), (s2 * scale / (1 - n)).to(xs.dtype)
-    rest = torch.addcmul(shift, xs, slope)
+    slope = s2 * (scale * rstd if ctx.centred else scale) / (1 - n)
+    rest = torch.addcmul((s1 * scale / -n).to(rows.dtype), rows, slope.to(rows.dtype))
     if grad_rows is not None:
         rest = rest + (grad_rows * scale).to(rest.dtype)
-    grad_x = WF.multiply((a * scale.view(a.shape[0], 1, -1)).mT, g, rest, ctx.shape, ctx.last)
-    return grad_x if after is None else (grad_x * WF.per_channel(after, grad_x)).to(xs.dtype)
+    grad_x = WF.multiply(_times(a, scale).mT, g, rest, ctx.shape, ctx.last)
+    return grad_x if after is None else (grad_x * WF.per_channel(after, grad_x)).to(rows.dtype)
 
 
 def center(x: Tensor, num_groups: int, synchronized: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,8 +1,7 @@
 """Putting another normalisation into a finished network, and taking it out again."""
 
 import copy
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.factory import NormFactory
 from swbn_lightning.norms.freeze import check_freezable, learns_from_batches
 from swbn_lightning.norms.frozen import freeze, is_frozen, thaw
+from swbn_lightning.norms.patterns import as_patterns, check_patterns, fits
 from swbn_lightning.norms.replace import move_hooks, replace_modules
 from swbn_lightning.norms.wrappers import AppendedNorm, NormAct
 
@@ -75,9 +75,9 @@ def convert_norms(
             f"{type(model).__name__} has no BatchNorm layer to convert (one that is converted already needs "
             "revert_norms first)."
         )
-    include, exclude = ((p,) if isinstance(p, str) else tuple(p) for p in (include, exclude))
-    _check_patterns(names.values(), [*include, *exclude])
-    wanted = {m: own[0] for m, own in names.items() if _fits(own, include) and not _fits(own, exclude)}
+    include, exclude = as_patterns(include), as_patterns(exclude)
+    check_patterns("BatchNorm layer", [name for own in names.values() for name in own], [*include, *exclude])
+    wanted = {m: own[0] for m, own in names.items() if fits(own, include) and not fits(own, exclude)}
     if not wanted:
         raise InputError(f"include={list(include)}, exclude={list(exclude)} leave no BatchNorm layer to convert.")
     # All are made before anything in the model is changed.
@@ -319,17 +319,6 @@ def _make(
     known = factory.parameters()
     norm = factory(num_features, ndim, **{key: value for key, value in defaults.items() if key in known})
     return norm if like is None or "device" in known else norm.to(like.device)
-
-
-def _fits(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
-
-def _check_patterns(names: Iterable[list[str]], patterns: Sequence[str]) -> None:
-    known = [name for own in names for name in own]
-    for pattern in patterns:
-        if not _fits(known, [pattern]):
-            raise InputError(f"no BatchNorm layer fits {pattern!r}; the model's: {', '.join(known)}.")
 
 
 def _channels_in(layer: nn.Module) -> tuple[int, int] | None:

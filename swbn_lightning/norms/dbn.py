@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import require_positive
-from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.batch_whitening import BatchWhitening
+from swbn_lightning.norms.inverse_sqrt import zca_inverse_sqrt
 
 GROUP_WIDTH = 16  # channels a group at most, as Huang et al. (CVPR 2018) group them
 
@@ -75,7 +75,7 @@ class DBN(BatchWhitening):
         )
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
-        return WF.zca_inverse_sqrt(covariance, floor=self.eps)
+        return zca_inverse_sqrt(covariance, floor=self.eps)
 
 
 class DBN1d(DBN):

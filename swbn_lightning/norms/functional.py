@@ -47,6 +47,7 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 _PART = 1024  # rows that are cast to float32 at a time
+_PART_BYTES = 2**20  # of rows that are squared at a time
 
 
 def gram(a: Tensor, b: Tensor, num_groups: int = 1) -> Tensor:
@@ -179,6 +180,33 @@ def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Ten
     return xs, mean, variance, inverse.detach() * math.sqrt(ratio)
 
 
+def centers_first(x: Tensor) -> bool:
+    """Whether :func:`center_batch` is the better start: on a CPU PyTorch's operator takes longer."""
+    return x.device.type == "cpu" and x.dtype.itemsize >= 4
+
+
+def center_batch(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``rows - mean`` of ``[n, C]``, with :func:`moments`; without a gradient.
+
+    The deviation is left to be folded into whatever the rows are multiplied by next, so that no pass over them divides
+    by it.
+    """
+    mean = batch_mean(rows)
+    centred = rows - mean
+    return centred, mean, _sum_of_squares(centred) / (len(rows) - 1)
+
+
+def _sum_of_squares(rows: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return rows.square().sum(0)
+    # Part by part, a second tensor of this size being more than the layer otherwise needs.
+    part = max(1, _PART_BYTES // (rows.shape[1] * rows.element_size()))
+    total = rows.new_zeros(rows.shape[1])
+    for values in rows.split(part):
+        total += values.square().sum(0)
+    return total
+
+
 def standardize_fixed(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-8) -> Tensor:
     """:func:`standardize` by statistics that are constants, in one pass (Algorithm 3, step 1)."""
     dtype = accumulation_dtype(x.dtype)
@@ -195,14 +223,20 @@ def center(x: Tensor, mean: Tensor) -> Tensor:
     return (x - per_channel(mean, x)).to(x.dtype)
 
 
-def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
+def covariance(xs: Tensor, num_groups: int = 1, scale: Tensor | None = None) -> Tensor:
     """``xs^T xs / n`` of standardised (or centred) activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
 
     Divided by ``n``, not by ``n - 1``; 0 for no samples. The values of ``xs`` as they are, multiplied and summed in
     float32 or better.
+
+    Args:
+        xs: ``[N, C, ...]``.
+        num_groups: blocks of channels whose covariances are taken apart.
+        scale: ``[C]``, by which ``xs`` would have to be multiplied first, such as ``1 / sqrt(var + eps)``.
     """
     rows = as_rows(xs)
-    return gram(rows, rows, num_groups) / max(rows.shape[0], 1)
+    s = gram(rows, rows, num_groups) / max(rows.shape[0], 1)
+    return s if scale is None else scaled(scaled(s, scale).mT, scale)
 
 
 def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tensor:
@@ -279,85 +313,6 @@ def keep_in_range(
     variances = ((w @ covariance) * w).sum(-1).amax(-1)[:, None, None]
     bound = largest * (samples * variances).sqrt().clamp(min=1)
     return whitening_matrix * (torch.finfo(dtype).max / bound).clamp(max=1)
-
-
-def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:
-    """``S^(-1/2)`` approximately, by Newton's iteration; the gradient goes through it.
-
-    ``P_0 = I``, ``P_k = (3 P_{k-1} - P_{k-1}^3 S / tr S) / 2``, result ``P_T / sqrt(tr S)``: Iterative
-    Normalization, Algorithm 1. Directions of small variance are whitened last: few iterations leave them correlated.
-    Computed as the coupled iteration ``T = (3 I - P Y) / 2``, ``Y <- Y T``, ``P <- T P`` from ``Y = S / tr S``: the
-    same ``P_k`` and as many products, but stable. The form above amplifies rounding where the largest eigenvalue is
-    more than nine times the smallest (Higham, *Functions of Matrices*, 2008, chapter 6) and then diverges.
-
-    Args:
-        covariance: ``S``, symmetric and positive, ``[..., d, d]``.
-        num_iterations: ``T``; 5 as in the paper.
-    """
-    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    y = covariance / trace
-    p = half = 1.5 * eye - 0.5 * y
-    for _ in range(num_iterations - 1):
-        y = y @ half
-        half = 1.5 * eye - 0.5 * (p @ y)
-        p = half @ p
-    return p * torch.rsqrt(trace)
-
-
-def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
-    """``S^(-1/2) = U diag(1/sqrt(lambda)) U^T`` by eigendecomposition; the gradient goes through it.
-
-    The ZCA whitening of Decorrelated Batch Normalization. The gradient (of any order) is that of the matrix function
-    itself, in which no difference of eigenvalues is divided by: equal ones are no trouble.
-
-    Args:
-        covariance: ``S``, symmetric, ``[..., d, d]``.
-        floor: what no eigenvalue can be below (eps, when ``S = cov + eps I``): rounding can put it there.
-
-    Returns:
-        ``[..., d, d]``; NaN where ``S`` is not finite (the decomposition itself would raise an error).
-    """
-    finite = torch.isfinite(covariance).all(-1, keepdim=True).all(-2, keepdim=True)
-    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    w = _InverseSqrt.apply(torch.where(finite, covariance, eye), floor)
-    return torch.where(finite, w, torch.nan)
-
-
-class _InverseSqrt(torch.autograd.Function):
-    """``W = S^(-1/2)``. From ``W W = S^(-1)``: ``dL/dS = -W^2 X W^2`` with ``X W + W X = dL/dW``."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, floor: float) -> Tensor:
-        values, vectors = torch.linalg.eigh(s)
-        inverse_roots = values.clamp(min=floor).rsqrt()
-        w = (vectors * inverse_roots.unsqueeze(-2)) @ vectors.mT
-        ctx.save_for_backward(w, inverse_roots, vectors)
-        return w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        w, inverse_roots, vectors = ctx.saved_tensors
-        x = _Sylvester.apply(w, (grad + grad.mT) / 2, inverse_roots, vectors)
-        square = w @ w
-        return -square @ x @ square, None
-
-
-class _Sylvester(torch.autograd.Function):
-    """``X`` of ``X W + W X = G`` for a symmetric ``W`` with given eigenvalues and vectors."""
-
-    @staticmethod
-    def forward(ctx: Any, w: Tensor, g: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        inner = vectors.mT @ g @ vectors / (values.unsqueeze(-1) + values.unsqueeze(-2))
-        x = vectors @ inner @ vectors.mT
-        ctx.save_for_backward(w, x, values, vectors)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        w, x, values, vectors = ctx.saved_tensors
-        z = _Sylvester.apply(w, grad, values, vectors)
-        return -(x.mT @ z + z @ x.mT), z, None, None
 
 
 def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import require_positive
-from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.batch_whitening import BatchWhitening
+from swbn_lightning.norms.inverse_sqrt import newton_inverse_sqrt
 
 
 class IterNorm(BatchWhitening):
@@ -76,7 +76,7 @@ class IterNorm(BatchWhitening):
         return f"{super().extra_repr()}, num_iterations={self.num_iterations}"
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
-        return WF.newton_inverse_sqrt(covariance, self.num_iterations)
+        return newton_inverse_sqrt(covariance, self.num_iterations)
 
 
 class IterNorm1d(IterNorm):

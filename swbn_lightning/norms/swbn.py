@@ -1,5 +1,6 @@
 """Stochastic Whitening Batch Normalization: the layers (CVPR 2021, Algorithms 1 and 3)."""
 
+import functools
 import math
 from collections.abc import Callable
 from numbers import Integral
@@ -158,14 +159,19 @@ class SWBN(WhiteningNorm):
         total: Tensor | None = None
         with torch.no_grad():
             rows = WF.as_rows(x)
-            if synchronized:
+            centred = not synchronized and WF.centers_first(rows)
+            if centred:
+                rows, mean, variance = WF.center_batch(rows)
+                rstd = torch.rsqrt(variance + self.eps)
+            elif synchronized:
                 mean, variance, total = merge_moments(*WF.moments(rows), count)
-                xs = WF.standardize(rows, mean, variance, self.eps)
+                rows = WF.standardize(rows, mean, variance, self.eps)
                 rstd = torch.rsqrt(variance + self.eps)
             else:
-                xs, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
-            w = self._step_once(mean, variance, xs, total, math.prod(x.shape[2:]))
-        return whiten_standardized(x, xs, rstd, w, self.weight, self.bias, total)
+                rows, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
+            covariance = functools.partial(WF.covariance, scale=rstd) if centred else WF.covariance
+            w = self._step_once(mean, variance, rows, total, math.prod(x.shape[2:]), covariance)
+        return whiten_standardized(x, rows, rstd, w, self.weight, self.bias, total, centred)
 
     def _forward_by_kernels(self, x: Tensor) -> Tensor:
         from swbn_lightning.norms.kernels import training  # loads Triton

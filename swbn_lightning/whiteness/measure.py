@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -12,106 +11,145 @@ from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms import named_norms
-from swbn_lightning.whiteness.metrics import FeatureMoments, correlation_distance
+from swbn_lightning.norms.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.whiteness.features import record_features
+from swbn_lightning.whiteness.measures import MEASURES, Matrices
+from swbn_lightning.whiteness.moments import FeatureMoments
 
 
 @dataclass(frozen=True)
 class LayerWhiteness:
-    """How white one layer's output is, before gamma and beta."""
+    """How white one layer's output is, before gamma and beta.
+
+    Constant channels are left out of every measure: ``d`` is ``num_features - num_constant``.
+    """
 
     distance: float  # norm_F(Corr - I)
     rms: float  # the same over sqrt(d (d - 1)): RMS off-diagonal correlation, in [0, 1]
+    mean_abs: float  # mean absolute off-diagonal correlation, in [0, 1]
+    covariance: float  # norm_F(Cov - I) / sqrt(d)
+    effective_rank: float  # exp(entropy of the normalised eigenvalues of Cov) / d, in [1/d, 1]
+    log10_condition: float  # of Cov; infinite if that is singular
+    kl: float  # (tr Cov - ln det Cov - d) / 2, the paper's equation 1; infinite if Cov is singular
+    fro: float  # norm_F(I - Cov) / 2, equation 2
     num_features: int
     num_samples: int
-    num_constant: int  # channels without variance, kept out of both
+    num_constant: int  # channels without variance
+
+    @property
+    def few_samples(self) -> bool:
+        """Fewer samples than channels that vary, so that the covariance is singular whatever the layer does."""
+        return self.num_samples < self.num_features - self.num_constant
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
 
 
-@torch.no_grad()
 def measure_whiteness(
     model: nn.Module,
     images: Tensor,
     forward: Callable[[Tensor], Any] | None = None,
-    layers: Sequence[str] = ("*",),
+    layers: str | Sequence[str] = ("*",),
     batch_size: int = 128,
+    exclude: str | Sequence[str] = (),
 ) -> dict[str, LayerWhiteness]:
-    """The correlation-to-identity distance of every normalisation layer, in evaluation mode.
+    """How white every normalisation layer's output is, in evaluation mode, before gamma and beta.
 
     The model's modes, state and random streams are afterwards what they were.
 
     Args:
-        model: holds the layers.
+        model: holds the layers. Compiled networks run uncompiled meanwhile.
         images: ``[N, ...]``, the model's input.
         forward: what is run on a batch of them; the model itself by default.
-        layers: patterns of module names, as ``("backbone.blocks.*",)``.
+        layers: a pattern of module names, as ``"backbone.blocks.*"``, or several of which one must fit.
         batch_size: images in one forward.
+        exclude: a pattern that must not fit, or several.
 
     Returns:
         Layer name to :class:`LayerWhiteness`, in the order of the model's modules; layers that the forward
-        does not reach are left out.
+        does not reach are left out. All uses of a layer in one forward count together.
 
     Raises:
-        InputError: no normalisation layer, or none that a pattern fits.
+        InputError: no normalisation layer; a pattern that fits none, or patterns that leave none; a ``LayerNorm`` of
+            which it cannot be told where the channels are.
     """
-    chosen = {n: m for n, m in named_norms(model) if any(fnmatchcase(n, pattern) for pattern in layers)}
-    if not chosen:
-        known = ", ".join(name for name, _ in named_norms(model)) or "none"
-        raise InputError(f"no normalisation layer fits {list(layers)}; the model's layers: {known}.")
-    moments: dict[str, FeatureMoments] = {}
-    with _evaluation(model), ExitStack() as hooks:
+    return {
+        name: summarize(moments)
+        for name, moments in feature_moments(model, images, forward, layers, batch_size, exclude).items()
+    }
+
+
+@torch.no_grad()
+def feature_moments(
+    model: nn.Module,
+    images: Tensor,
+    forward: Callable[[Tensor], Any] | None = None,
+    layers: str | Sequence[str] = ("*",),
+    batch_size: int = 128,
+    exclude: str | Sequence[str] = (),
+) -> dict[str, FeatureMoments]:
+    """The moments of what :func:`measure_whiteness` measures, with its arguments; for matrices and pictures."""
+    chosen = choose_layers(model, layers, exclude)
+    found: dict[str, FeatureMoments] = {}
+
+    def recorder(name: str) -> Callable[[Tensor], None]:
+        def take(features: Tensor) -> None:
+            if name not in found:
+                found[name] = FeatureMoments().to(features.device)
+            found[name].update(features)
+
+        return take
+
+    with _without_a_trace(model), ExitStack() as hooks:
         for name, layer in chosen.items():
-            hooks.callback(layer.register_forward_hook(_recorder(name, moments)).remove)
+            hooks.enter_context(record_features(name, layer, recorder(name)))
         for batch in images.split(batch_size):
             (forward or model)(batch)
-    return {name: _summary(moments[name]) for name in chosen if name in moments}
+    return {name: found[name] for name in chosen if name in found}
 
 
-def _summary(moments: FeatureMoments) -> LayerWhiteness:
-    correlation = moments.correlation()
+def choose_layers(
+    model: nn.Module, layers: str | Sequence[str] = ("*",), exclude: str | Sequence[str] = ()
+) -> dict[str, nn.Module]:
+    """The normalisation layers that the patterns choose, by name; the name is that of the network before compiling.
+
+    Raises:
+        InputError: none, or a pattern that fits none.
+    """
+    norms = {name.replace("_orig_mod.", ""): layer for name, layer in named_norms(model)}
+    layers, exclude = as_patterns(layers), as_patterns(exclude)
+    check_patterns("normalisation layer", norms, [*layers, *exclude])
+    chosen = {name: layer for name, layer in norms.items() if fits([name], layers) and not fits([name], exclude)}
+    if not chosen:
+        raise InputError(f"layers={list(layers)}, exclude={list(exclude)} leave no normalisation layer to measure.")
+    return chosen
+
+
+def summarize(moments: FeatureMoments) -> LayerWhiteness:
+    """Every measure of features, as plain numbers."""
+    matrices = Matrices(moments)
     return LayerWhiteness(
-        distance=float(correlation_distance(correlation)),
-        rms=float(correlation_distance(correlation, normalized=True)),
+        **{name: float(measure(matrices)) for name, measure in MEASURES.items()},
         num_features=moments.num_features,
         num_samples=moments.num_samples(),
         num_constant=moments.num_constant(),
     )
 
 
-def _recorder(name: str, moments: dict[str, FeatureMoments]) -> Callable[..., None]:
-    def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        features = _without_affine(layer, inputs[0]) if layer._parameters.get("weight") is not None else output
-        if name not in moments:
-            moments[name] = FeatureMoments().to(features.device)
-        moments[name].update(features)
-
-    return record
-
-
-def _without_affine(layer: nn.Module, x: Tensor) -> Tensor:
-    """What the layer gives with gamma 1 and beta 0: gamma = 0 hides a channel, and cannot be divided out."""
-    parameters = layer._parameters
-    kept = {name: parameters[name] for name in ("weight", "bias") if parameters.get(name) is not None}
-    for name, value in kept.items():
-        assert value is not None
-        neutral = torch.ones_like(value) if name == "weight" else torch.zeros_like(value)
-        parameters[name] = nn.Parameter(neutral, requires_grad=False)
-    try:
-        return layer.forward(x)  # not the call, which would run the hook again
-    finally:
-        parameters.update(kept)
-
-
 @contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
+def _without_a_trace(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; modes and random streams restored, also after an error."""
+    # Assigned, not by `train()`, which a module may have made do something of its own (merge weights, say).
     modes = [(module, module.training) for module in model.modules()]
     random_states = _collect_rng_states()
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        _set_rng_states(random_states)
+    # Compiled code does not run hooks that were registered after it was made.
+    with torch.compiler.set_stance("force_eager"):
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            _set_rng_states(random_states)

@@ -1,108 +1,33 @@
-"""How white features are, as torchmetrics metrics over a stream of batches."""
+"""The measures of whiteness as torchmetrics metrics over a stream of batches.
 
-from typing import Any
+All have one state, that of :class:`~swbn_lightning.whiteness.FeatureMoments`; in a ``MetricCollection`` they share it,
+so that a batch is added up once. :func:`whiteness_metrics` makes such a collection.
+"""
+
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import MetricCollection
 
-from swbn_lightning.errors import InputError
+from swbn_lightning.errors import unknown_name
+from swbn_lightning.norms.functional import CRITERIA
+from swbn_lightning.whiteness.measures import MEASURES, Matrices
+from swbn_lightning.whiteness.moments import FeatureMoments
 
 
-class FeatureMoments(Metric):
-    """Count, mean and centred second moment of features, in float64, exact whatever the batches.
-
-    ``update`` takes ``[N, C]`` or ``[N, C, ...]``: channels are dimension 1, every other position is a sample.
-    Batches are merged by the centred formula of Chan, Golub and LeVeque (1979), so a large mean costs no
-    precision. The first update decides the number of channels ``d``; memory is ``d^2``. ``compute`` gives the
-    correlation matrix; the measures below reduce it.
-
-    Args:
-        kwargs: as torchmetrics' ``Metric``.
-    """
-
-    full_state_update = False
-    higher_is_better = False
-    is_differentiable = False
-
-    count: Tensor
-    mean: Tensor
-    scatter: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        # None: processes' states are stacked, and merged where they are read.
-        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
-        self.add_state("mean", torch.zeros(0, dtype=torch.float64), dist_reduce_fx=None)
-        self.add_state("scatter", torch.zeros(0, 0, dtype=torch.float64), dist_reduce_fx=None)
-        self.set_dtype(torch.float64)
-
-    def update(self, features: Tensor) -> None:
-        """Take in ``[N, C]`` or ``[N, C, ...]``.
-
-        Raises:
-            InputError: fewer than two dimensions, or another number of channels than before.
-        """
-        d = self.num_features or (features.shape[1] if features.dim() > 1 else 0)
-        if features.dim() < 2 or features.shape[1] != d:
-            expected = d or "C"
-            raise InputError(f"expected features [N, {expected}] or [N, {expected}, ...], got {list(features.shape)}.")
-        if self.num_features == 0:
-            self.mean, self.scatter = self.mean.new_zeros(d), self.scatter.new_zeros(d, d)
-        samples = features.detach().movedim(1, -1).reshape(-1, d).double()
-        if len(samples) == 0:
-            return
-        mean = samples.mean(0)
-        centred = samples - mean
-        count = self.count.new_tensor(float(len(samples)))
-        merged = _merge((self.count, self.mean, self.scatter), (count, mean, centred.mT @ centred))
-        self.count, self.mean, self.scatter = merged
+class _Measure(FeatureMoments):
+    measure: ClassVar[str] = ""
 
     def compute(self) -> Tensor:
-        """The correlation matrix of the features that vary, ``[d', d']``; float64."""
-        return self.correlation()
+        """A float64 scalar; NaN if no channel varied."""
+        return MEASURES[self._measure_name()](Matrices(self))
 
-    @property
-    def num_features(self) -> int:
-        """``d``; 0 before the first update."""
-        return self.mean.shape[-1]
-
-    def covariance(self) -> Tensor:
-        """The covariance, divided by the count, ``[d, d]``."""
-        count, _, scatter = self._merged()
-        return scatter / count
-
-    def correlation(self) -> Tensor:
-        """The correlation matrix. A constant channel has no correlation and is kept out."""
-        covariance = self.covariance()
-        kept = self._varies()
-        deviation = covariance.diagonal()[kept].sqrt()
-        return covariance[kept][:, kept] / torch.outer(deviation, deviation)
-
-    def num_constant(self) -> int:
-        """Channels that never varied."""
-        return int((~self._varies()).sum())
-
-    def num_samples(self) -> int:
-        """``N``. Independent features still show an RMS correlation of about ``1/sqrt(N)``."""
-        return int(self._merged()[0])
-
-    def _varies(self) -> Tensor:
-        # A constant that float64 cannot average exactly leaves a deviation of rounding size.
-        _, mean, _ = self._merged()
-        return self.covariance().diagonal().sqrt() > 1e-12 * mean.abs()
-
-    def _merged(self) -> tuple[Tensor, Tensor, Tensor]:
-        if self.count.dim() == 0:
-            return self.count, self.mean, self.scatter
-        parts = list(zip(self.count, self.mean, self.scatter, strict=True))  # after a distributed sync
-        merged = parts[0]
-        for part in parts[1:]:
-            merged = _merge(merged, part)
-        return merged
+    def _measure_name(self) -> str:
+        return self.measure
 
 
-class CorrelationDistance(FeatureMoments):
+class CorrelationDistance(_Measure):
     """Correlation-to-identity distance, ``norm_F(Corr - I)``: 0 for uncorrelated features.
 
     Args:
@@ -115,23 +40,100 @@ class CorrelationDistance(FeatureMoments):
         super().__init__(**kwargs)
         self.normalized = normalized
 
+    def _measure_name(self) -> str:
+        return "rms" if self.normalized else "distance"
+
+
+class RMSCorrelation(_Measure):
+    """The RMS off-diagonal correlation, ``norm_F(Corr - I) / sqrt(d (d - 1))``, in [0, 1].
+
+    Of independent features about ``1/sqrt(N)``: log :class:`NumSamples` beside it.
+    """
+
+    measure = "rms"
+
+
+class MeanAbsoluteCorrelation(_Measure):
+    """The mean absolute off-diagonal correlation, in [0, 1]."""
+
+    measure = "mean_abs"
+
+
+class CovarianceDistance(_Measure):
+    """``norm_F(Cov - I) / sqrt(d)``, the covariance divided by ``N``: sees variances that are not 1, too."""
+
+    measure = "covariance"
+
+
+class EffectiveRank(_Measure):
+    """Exponential of the entropy of the covariance's normalised eigenvalues, over ``d``: in [1/d, 1], 1 is white."""
+
+    higher_is_better = True
+    measure = "effective_rank"
+
+
+class LogConditionNumber(_Measure):
+    """log10 of the covariance's condition number; ``inf`` if it is singular, as with ``N <= d``."""
+
+    measure = "log10_condition"
+
+
+class WhiteningLoss(_Measure):
+    """The paper's whitening criterion of the features' covariance ``C`` (equations 1 and 2).
+
+    Args:
+        criterion: ``"kl"``: ``(tr C - ln det C - d) / 2``, ``inf`` if it is singular; ``"fro"``: ``norm_F(I - C) / 2``.
+        kwargs: as torchmetrics' ``Metric``.
+
+    Raises:
+        InputError: an unknown criterion.
+    """
+
+    def __init__(self, criterion: str = "fro", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if criterion not in CRITERIA:
+            raise unknown_name("whitening criterion", criterion, CRITERIA)
+        self.criterion = criterion
+
+    def _measure_name(self) -> str:
+        return self.criterion
+
+
+class NumSamples(FeatureMoments):
+    """``N``, the samples a channel; where it is smaller than ``d`` the covariance is singular."""
+
+    higher_is_better = None  # type: ignore[assignment]
+
     def compute(self) -> Tensor:
-        """A float64 scalar; NaN if no channel varied."""
-        return correlation_distance(self.correlation(), self.normalized)
+        """A float64 scalar."""
+        return self.count
 
 
-def correlation_distance(correlation: Tensor, normalized: bool = False) -> Tensor:
-    """``norm_F(Corr - I)`` of ``[d, d]``; with ``normalized`` divided by ``sqrt(d (d - 1))``."""
-    d = len(correlation)
-    if d == 0:
-        return correlation.new_tensor(float("nan"))
-    distance = torch.linalg.matrix_norm(correlation - torch.eye(d, dtype=correlation.dtype, device=correlation.device))
-    return distance / max(d * (d - 1), 1) ** 0.5 if normalized else distance
+class NumConstant(FeatureMoments):
+    """The channels that never varied, which the measures leave out."""
+
+    def compute(self) -> Tensor:
+        """A float64 scalar."""
+        return (~self.varies()).sum().to(torch.float64)
 
 
-def _merge(a: tuple[Tensor, Tensor, Tensor], b: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    count = a[0] + b[0]
-    difference = b[1] - a[1]
-    share = torch.where(count > 0, b[0] / count.clamp(min=1), 0.0)
-    scatter = a[2] + b[2] + torch.outer(difference, difference) * (a[0] * share)
-    return count, a[1] + difference * share, scatter
+def whiteness_metrics(prefix: str | None = None) -> MetricCollection:
+    """All measures over one state, by the names that logs use: ``update`` adds a batch up once.
+
+    Args:
+        prefix: before each name, as ``"whiteness/"``.
+    """
+    metrics: dict[str, FeatureMoments] = {
+        "distance": CorrelationDistance(),
+        "rms": RMSCorrelation(),
+        "mean_abs": MeanAbsoluteCorrelation(),
+        "covariance": CovarianceDistance(),
+        "effective_rank": EffectiveRank(),
+        "log10_condition": LogConditionNumber(),
+        "kl": WhiteningLoss("kl"),
+        "fro": WhiteningLoss("fro"),
+        "num_samples": NumSamples(),
+        "num_constant": NumConstant(),
+    }
+    # Named, not found out: to find out, the first batch would be added up by each.
+    return MetricCollection(dict(metrics), prefix=prefix, compute_groups=[sorted(metrics)])

@@ -1,91 +1,223 @@
 """The callback that follows whiteness through a training run."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import check_norms, named_norms
-from swbn_lightning.whiteness.measure import LayerWhiteness, measure_whiteness
+from swbn_lightning.norms.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.whiteness.measure import LayerWhiteness, choose_layers, feature_moments, summarize
+from swbn_lightning.whiteness.measures import MEASURES
+from swbn_lightning.whiteness.moments import FeatureMoments
+from swbn_lightning.whiteness.records import (
+    MEAN,
+    WHITENESS_FILE,
+    CorrelationMap,
+    append_whiteness,
+    heatmap_name,
+    write_heatmap,
+)
+
+_SHARE = 0.05  # of an epoch's time, and
+_SECONDS = 10.0  # what a measurement has to take before its user is told
 
 
 class WhitenessMonitor(pl.Callback):
     """Logs how white the normalisation layers' outputs are, before training and after each epoch.
 
-    For every layer the correlation-to-identity distance ``norm_F(Corr - I)`` as ``whiteness/distance/<layer>``
-    and its dimension-free form, the RMS off-diagonal correlation, as ``whiteness/rms/<layer>``; their means
-    over the layers as ``whiteness/distance/mean`` and ``whiteness/rms/mean``. Measured in evaluation mode on a
-    fixed sample of validation images; modes, state and random streams stay what they were. The history is
-    part of the checkpoint.
+    Measured before gamma and beta, in evaluation mode, on a fixed sample of validation images: the
+    correlation-to-identity distance ``norm_F(Corr - I)`` (``distance``), the RMS (``rms``) and mean absolute
+    (``mean_abs``) off-diagonal correlation,
+    ``norm_F(Cov - I)/sqrt(d)`` (``covariance``), ``effective_rank`` as a share of ``d``, ``log10_condition``, and the
+    paper's criteria C_KL and C_Fro of the covariance (``kl``, ``fro``), for every layer as
+    ``whiteness/<measure>/<layer>`` and their means over the layers as ``whiteness/<measure>/mean`` (without the layers
+    where a measure is infinite). Beside them ``num_samples`` and ``num_constant`` (channels left out because they
+    never vary) of every layer, and ``whiteness/seconds``, what the measurement took.
+
+    Modes, state and random streams of the model stay what they were; compiled networks run uncompiled for it. Every
+    process measures the same whole sample, so that one and several give the same values. In a run's folder
+    ``whiteness.csv`` has the same figures, line by line as they come. When training ends (or is interrupted),
+    ``whiteness.png`` and a heatmap of the correlation matrix before and after training are drawn there, and shown in
+    TensorBoard; every number in them is in the CSV file of the same name. The whole history is part of the checkpoint.
 
     After each epoch it also warns of what :func:`swbn_lightning.check_norms` finds: batches that were not finite, too
-    few samples, a whitening matrix that has grown; each once a layer and training.
+    few samples, a whitening matrix that has grown; each once a layer and training. And once if a measurement takes
+    more than 5% of an epoch and 10 seconds.
 
-    A network without normalisation layers is left alone.
+    A network without normalisation layers is left alone, and so, with a warning, is one whose parameters are sharded
+    over processes (FSDP, DeepSpeed, tensor parallel).
 
     Args:
         num_images: validation images in the sample; 512 maps of 7x7 positions already are 25,000 samples a
-            channel.
-        layers: patterns of module names; all by default.
-        every_n_epochs: measure after every so many epochs.
+            channel. The paper's heatmaps are of 5,000 (section 4.1.3).
+        layers: a pattern of module names, or several of which one must fit; all by default.
+        every_n_epochs: measure after every so many epochs (and after the last); 0 to measure nothing at all.
         images: ``[N, ...]``, another sample, for a model trained without one of this package's data modules.
+        exclude: a pattern of module names that must not fit, or several.
+        batch_size: images in one forward.
+        pictures: draw them when training ends.
+        heatmaps: a pattern of the layers whose heatmap is drawn, or several; None for the last layer, as in the paper.
+        heatmap_channels: at most so many channels of a layer are in its heatmap; 128 as in the paper.
+        signed: signed correlations in the heatmaps, not their absolute values.
+        seed: chooses the channels.
 
     Raises:
-        InputError: a number below 1; no ``images`` and a data module without ``sample_images``.
+        InputError: a number out of range; when training starts, no ``images`` and a data module without
+            ``sample_images``, or a pattern that fits no layer.
     """
 
     def __init__(
         self,
         num_images: int = 512,
-        layers: Sequence[str] = ("*",),
+        layers: Sequence[str] | str = ("*",),
         every_n_epochs: int = 1,
         images: Tensor | None = None,
+        exclude: Sequence[str] | str = (),
+        batch_size: int = 128,
+        pictures: bool = True,
+        heatmaps: Sequence[str] | str | None = None,
+        heatmap_channels: int = 128,
+        signed: bool = False,
+        seed: int = 0,
     ) -> None:
-        require_positive("WhitenessMonitor", num_images=num_images, every_n_epochs=every_n_epochs)
+        name = type(self).__name__
+        require_positive(name, num_images=num_images, batch_size=batch_size, heatmap_channels=heatmap_channels)
+        if every_n_epochs != 0:
+            require_positive(name, every_n_epochs=every_n_epochs)
         self.num_images = num_images
-        self.layers = tuple(layers)
+        self.layers, self.exclude = as_patterns(layers), as_patterns(exclude)
         self.every_n_epochs = every_n_epochs
+        self.batch_size = batch_size
+        self.pictures = pictures
+        self.heatmaps = None if heatmaps is None else as_patterns(heatmaps)
+        self.heatmap_channels, self.signed, self.seed = heatmap_channels, signed, seed
         self._images = images
-        #: One entry a measurement: ``{"epoch", "step", "distance", "rms"}``, means over the layers; epoch -1 is
+        #: One entry a measurement: ``{"epoch", "step"}`` and the means of the measures over the layers; epoch -1 is
         #: before training.
         self.history: list[dict[str, float]] = []
+        #: The rows of ``whiteness.csv``: ``{"epoch", "step", "layer"}``, the measures and the counts.
+        self.rows: list[dict[str, Any]] = []
+        self._maps: dict[str, dict[str, CorrelationMap]] = {}  # by layer; "before" and "after"
+        self._folder: Path | None = None
+        self._epoch_start = 0.0
+        self._unmeasured: int | None = None  # the epoch that ended last, if it was not measured
         self._warned: set[tuple[str, str]] = set()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self.history:  # a resumed run has its start in the checkpoint
+        log_dir = trainer.log_dir  # the processes agree on it here
+        kept = trainer.loggers and log_dir and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        self._folder = Path(log_dir) if kept and log_dir else None
+        if not self._measures(trainer, pl_module):
+            return
+        self._choose_heatmaps(list(choose_layers(pl_module, self.layers, self.exclude)))  # errors now, not at the end
+        if not self.history:
             self._measure(trainer, pl_module, epoch=-1)
+        elif self._folder is not None and not (self._folder / WHITENESS_FILE).exists():
+            self._write(trainer, self.rows)  # resumed in another folder: what the checkpoint knows
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._epoch_start = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        epoch_seconds = time.perf_counter() - self._epoch_start
         for finding in check_norms(pl_module):
-            if (finding.name, finding.kind) not in self._warned:
-                self._warned.add((finding.name, finding.kind))
-                rank_zero_warn(str(finding))
-        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self._measure(trainer, pl_module, epoch=trainer.current_epoch)
+            self._warn_once(finding.name, finding.kind, str(finding))
+        if not self._measures(trainer, pl_module):
+            return
+        # The last one now if it can be told, so that the checkpoint holds it.
+        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        self._unmeasured = trainer.current_epoch
+        if last or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            seconds = self._measure(trainer, pl_module, trainer.current_epoch)
+            if seconds > max(_SHARE * epoch_seconds, _SECONDS):
+                self._warn_once(
+                    "",
+                    "slow",
+                    f"WhitenessMonitor took {seconds:.0f} s after an epoch of {epoch_seconds:.0f} s. Fewer num_images, "
+                    "fewer layers or a larger every_n_epochs take less.",
+                )
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._unmeasured is not None:
+            self._measure(trainer, pl_module, self._unmeasured)
+        self._draw(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):
+            self._draw(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [dict(entry) for entry in self.history]}
+        maps = {layer: {k: vars(m).copy() for k, m in maps.items()} for layer, maps in self._maps.items()}
+        return {
+            "history": [dict(entry) for entry in self.history],
+            "rows": [dict(row) for row in self.rows],
+            "maps": maps,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = [dict(entry) for entry in state_dict["history"]]
+        self.rows = [dict(row) for row in state_dict.get("rows", [])]
+        maps = state_dict.get("maps", {})
+        self._maps = {layer: {k: CorrelationMap(**m) for k, m in own.items()} for layer, own in maps.items()}
 
-    def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
-        if next(named_norms(pl_module), None) is None:
-            return
-        images = self._sample(trainer).to(pl_module.device)
-        with trainer.precision_plugin.forward_context():
-            measured = measure_whiteness(pl_module, images, layers=self.layers)
-        means = {key: _mean(measured, key) for key in ("distance", "rms")}
-        self.history.append({"epoch": epoch, "step": trainer.global_step, **means})
-        values = {f"whiteness/{key}/mean": value for key, value in means.items()}
+    def _measures(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+        if self.every_n_epochs == 0 or next(named_norms(pl_module), None) is None:
+            return False
+        if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy | DeepSpeedStrategy):
+            name = type(trainer.strategy).__name__
+            self._warn_once("", "sharded", f"WhitenessMonitor measures nothing: {name} shards the parameters.")
+            return False
+        return True
+
+    def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> float:
+        """Measure, keep, log; returns the seconds that it took."""
+        start = time.perf_counter()
+        self._unmeasured = None
+        moments = self._moments(trainer, pl_module)
+        measured = {name: summarize(found) for name, found in moments.items()}
+        for name in self._choose_heatmaps(list(measured)):
+            found = CorrelationMap.of(moments[name], epoch, self.heatmap_channels, self.seed)
+            self._maps.setdefault(name, {})["before" if epoch < 0 else "after"] = found
         for name, layer in measured.items():
-            values[f"whiteness/distance/{name}"] = layer.distance
-            values[f"whiteness/rms/{name}"] = layer.rms
+            if layer.few_samples:
+                self._warn_once(name, "few_samples", _few_samples(name, layer))
+        step = trainer.global_step
+        means = {measure: _mean(measured, measure) for measure in MEASURES}
+        self.history.append({"epoch": epoch, "step": step, **means})
+        rows: list[dict[str, Any]] = [
+            {"epoch": epoch, "step": step, "layer": name, **layer.as_dict()} for name, layer in measured.items()
+        ]
+        seconds = time.perf_counter() - start
+        rows.append({"epoch": epoch, "step": step, "layer": MEAN, **means, "seconds": seconds})
+        self.rows += rows
+        self._write(trainer, rows)
+        values = {"whiteness/seconds": seconds}
+        for row in rows:
+            given = {key: row[key] for key in (*MEASURES, "num_samples", "num_constant") if key in row}
+            values |= {f"whiteness/{key}/{row['layer']}": value for key, value in given.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step)
+            logger.log_metrics(values, step=step)
+        return seconds
+
+    def _moments(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, FeatureMoments]:
+        precision = trainer.precision_plugin
+
+        def forward(images: Tensor) -> Any:
+            return pl_module(precision.convert_input(images.to(pl_module.device)))
+
+        with precision.forward_context():
+            return feature_moments(
+                pl_module, self._sample(trainer), forward, self.layers, self.batch_size, self.exclude
+            )
 
     def _sample(self, trainer: pl.Trainer) -> Tensor:
         if self._images is None:
@@ -98,7 +230,52 @@ class WhitenessMonitor(pl.Callback):
             self._images = sample(self.num_images)
         return self._images[: self.num_images]
 
+    def _choose_heatmaps(self, layers: list[str]) -> list[str]:
+        if not self.pictures or self.heatmaps == ():
+            return []
+        if self.heatmaps is None:
+            return layers[-1:]
+        check_patterns("measured layer", layers, self.heatmaps)
+        return [name for name in layers if fits([name], self.heatmaps)]
 
-def _mean(measured: dict[str, LayerWhiteness], key: str) -> float:
-    values = [getattr(layer, key) for layer in measured.values() if layer.num_constant < layer.num_features]
-    return sum(values) / len(values) if values else float("nan")
+    def _write(self, trainer: pl.Trainer, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self._folder is None or not trainer.is_global_zero:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        append_whiteness(self._folder / WHITENESS_FILE, rows)
+        for layer, maps in self._maps.items():
+            write_heatmap(self._folder / f"{heatmap_name(layer)}.csv", maps)
+
+    def _draw(self, trainer: pl.Trainer) -> None:
+        if not (self.pictures and self.rows and trainer.is_global_zero and self._folder is not None):
+            return
+        from swbn_lightning.whiteness.plots import heatmap_pairs, save, whiteness_by_layer
+
+        figures = {"whiteness": whiteness_by_layer(self.rows)}
+        for layer, maps in self._maps.items():
+            figures[heatmap_name(layer)] = heatmap_pairs({layer: maps}, self.signed)
+        for name, figure in figures.items():
+            pixels = save(figure, self._folder / f"{name}.png")
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_image(f"whiteness/{name}", pixels, trainer.global_step, dataformats="HWC")
+
+    def _warn_once(self, name: str, kind: str, message: str) -> None:
+        if (name, kind) not in self._warned:
+            self._warned.add((name, kind))
+            rank_zero_warn(message)
+
+
+def _few_samples(name: str, layer: LayerWhiteness) -> str:
+    channels = layer.num_features - layer.num_constant
+    return (
+        f"{name}: {layer.num_samples} samples for {channels} channels, so their covariance is singular whatever the "
+        f"layer does (log10_condition and kl are infinite, and rms is at least about 1/sqrt(N) = "
+        f"{layer.num_samples**-0.5:.2f}). Take more num_images."
+    )
+
+
+def _mean(measured: Mapping[str, LayerWhiteness], measure: str) -> float:
+    values = [getattr(layer, measure) for layer in measured.values() if layer.num_constant < layer.num_features]
+    finite = [value for value in values if value != math.inf] or values
+    return sum(finite) / len(finite) if finite else math.nan

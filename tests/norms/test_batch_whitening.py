@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from swbn_lightning import DBN1d, DBN2d, DBN3d, IterNorm1d, IterNorm2d, IterNorm3d
-from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms.inverse_sqrt import newton_inverse_sqrt, zca_inverse_sqrt
 from tests.norms.reference import ReferenceBatchWhitening, central_difference, correlated, from_columns, to_columns
 
 LAYERS = {"iternorm": (IterNorm1d, IterNorm2d, IterNorm3d), "dbn": (DBN1d, DBN2d, DBN3d)}
@@ -89,7 +89,7 @@ def test_five_iterations_leave_what_the_paper_says_they_do():
     # Of S = diag(1, .01): the wide direction is white, the narrow one not yet; 30 iterations whiten both.
     s = torch.diag(torch.tensor([1.0, 0.01], dtype=torch.float64))
     for iterations, narrow in ((5, (0.2, 0.9)), (30, (0.999, 1.001))):
-        p = WF.newton_inverse_sqrt(s, iterations)
+        p = newton_inverse_sqrt(s, iterations)
         whitened = (p @ s @ p).diagonal()
         assert whitened[0] == pytest.approx(1, abs=2e-2)
         assert narrow[0] < whitened[1] < narrow[1]
@@ -101,20 +101,45 @@ def test_many_iterations_stay_at_the_root(dtype, tolerance):
     torch.manual_seed(0)
     q, _ = torch.linalg.qr(torch.randn(8, 8, dtype=dtype))
     s = q @ torch.diag(torch.logspace(0, 2, 8, dtype=dtype)) @ q.T
-    p = WF.newton_inverse_sqrt(s, 60)
+    p = newton_inverse_sqrt(s, 60)
     assert (p @ s @ p - torch.eye(8, dtype=dtype)).abs().max() < tolerance
+
+
+def newton_as_printed(s, iterations):
+    """Algorithm 1 of Iterative Normalization, left to autograd."""
+    trace = torch.einsum("gii->g", s)[:, None, None]
+    p = torch.eye(s.shape[-1], dtype=s.dtype).expand_as(s)
+    for _ in range(iterations):
+        p = (3 * p - p @ p @ p @ (s / trace)) / 2
+    return p / trace.sqrt()
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 5, 8])
+def test_gradient_of_newtons_iteration(iterations):
+    torch.manual_seed(0)
+    root = torch.randn(2, 4, 4, dtype=torch.float64)
+    s = (root @ root.mT + torch.eye(4, dtype=torch.float64)).requires_grad_()
+    upstream = torch.randn_like(s)
+    results = []
+    for function in (newton_inverse_sqrt, newton_as_printed):
+        (first,) = torch.autograd.grad((function(s, iterations) * upstream).sum(), s)
+        (once,) = torch.autograd.grad((function(s, iterations) * upstream).sum(), s, create_graph=True)
+        (second,) = torch.autograd.grad(once.pow(3).sum(), s)
+        results.append((first, once.detach(), second))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_zca_is_the_inverse_root_and_its_gradient_is_right():
     torch.manual_seed(0)
     root = torch.randn(3, 5, 5, dtype=torch.float64)
     s = root @ root.mT + 0.1 * torch.eye(5, dtype=torch.float64)
-    w = WF.zca_inverse_sqrt(s)
+    w = zca_inverse_sqrt(s)
     torch.testing.assert_close(w @ s @ w, torch.eye(5, dtype=torch.float64).expand(3, 5, 5))
     torch.testing.assert_close(w, w.mT)
 
     def symmetric(values):
-        return WF.zca_inverse_sqrt((values + values.mT) / 2)
+        return zca_inverse_sqrt((values + values.mT) / 2)
 
     assert torch.autograd.gradcheck(symmetric, s.requires_grad_())
     assert torch.autograd.gradgradcheck(symmetric, s)
@@ -125,7 +150,7 @@ def test_dbn_gradient_is_finite_and_right_where_eigenvalues_are_equal(gap):
     # Around S = c I the derivative of S^(-1/2) is -c^(-3/2) / 2 times the identity map.
     s = torch.diag(torch.tensor([4.0, 4.0 + gap, 4.0 - gap], dtype=torch.float64)).requires_grad_()
     upstream = torch.randn(3, 3, dtype=torch.float64)
-    WF.zca_inverse_sqrt(s).backward(upstream)
+    zca_inverse_sqrt(s).backward(upstream)
     torch.testing.assert_close(s.grad, -(4**-1.5) / 2 * (upstream + upstream.T) / 2)
     x = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]]).requires_grad_()  # white already
     (DBN1d(2)(x) ** 3).sum().backward()

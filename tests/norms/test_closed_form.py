@@ -1,6 +1,7 @@
 """The backward passes that are written out: equal to autograd's of the formulas, of any order, and without copies."""
 
 import copy
+import functools
 import itertools
 
 import pytest
@@ -31,10 +32,14 @@ def literal(x, w, weight, bias):
     return y.view(d, x.shape[0], *x.shape[2:]).movedim(0, 1)
 
 
-def ours(x, w, weight, bias):
+def ours(x, w, weight, bias, centred=True):
     with torch.no_grad():
-        xs, _, _, rstd = WF.standardize_batch(WF.as_rows(x), EPS)
-    return whiten_standardized(x, xs, rstd, w, weight, bias)
+        if centred:
+            rows, _, variance = WF.center_batch(WF.as_rows(x))
+            rstd = (variance + EPS).rsqrt()
+        else:
+            rows, _, _, rstd = WF.standardize_batch(WF.as_rows(x), EPS)
+    return whiten_standardized(x, rows, rstd, w, weight, bias, centred=centred)
 
 
 def problem(shape, groups=1, affine=True, layout=torch.contiguous_format, seed=0):
@@ -61,11 +66,12 @@ def layouts(shape):
 CASES = [(s, g, a, m) for s, g, a in itertools.product(SHAPES, (1, 3), (True, False)) for m in layouts(s)]
 
 
+@pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize(("shape", "groups", "affine", "layout"), CASES, ids=str)
-def test_gradients_equal_autograds(shape, groups, affine, layout):
+def test_gradients_equal_autograds(shape, groups, affine, layout, centred):
     x, w, weight, bias, upstream = problem(shape, groups, affine, layout)
     inputs = [t for t in (x, weight, bias) if t is not None]
-    y, expected = ours(x, w, weight, bias), literal(x, w, weight, bias)
+    y, expected = ours(x, w, weight, bias, centred), literal(x, w, weight, bias)
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
     assert y.is_contiguous(memory_format=layout)
     found = torch.autograd.grad((y * upstream).sum(), inputs)
@@ -75,12 +81,13 @@ def test_gradients_equal_autograds(shape, groups, affine, layout):
     assert found[0].is_contiguous(memory_format=layout)
 
 
+@pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("shape", [(7, 4), (3, 4, 2, 2)], ids=str)
-def test_gradcheck_of_first_and_second_order(shape, groups):
+def test_gradcheck_of_first_and_second_order(shape, groups, centred):
     x, w, weight, bias, _ = problem(shape, groups)
-    torch.autograd.gradcheck(lambda *inputs: ours(inputs[0], w, *inputs[1:]), (x, weight, bias))
-    torch.autograd.gradgradcheck(lambda *inputs: ours(inputs[0], w, *inputs[1:]), (x, weight, bias))
+    torch.autograd.gradcheck(lambda *inputs: ours(inputs[0], w, *inputs[1:], centred), (x, weight, bias))
+    torch.autograd.gradgradcheck(lambda *inputs: ours(inputs[0], w, *inputs[1:], centred), (x, weight, bias))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -96,10 +103,11 @@ def test_gradcheck_of_centring(shape, groups):
     torch.autograd.gradgradcheck(both, (x,))
 
 
-def test_third_derivatives():
+@pytest.mark.parametrize("centred", [True, False])
+def test_third_derivatives(centred):
     x, w, weight, bias, upstream = problem((6, 4))
     results = []
-    for function in (ours, literal):
+    for function in (functools.partial(ours, centred=centred), literal):
         value = (function(x, w, weight, bias) * upstream).sum()
         for _ in range(3):
             (gradient,) = torch.autograd.grad(value, x, create_graph=True)

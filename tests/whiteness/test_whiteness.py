@@ -1,84 +1,14 @@
-"""Whiteness: the metric against numpy, and a measurement that leaves no trace."""
+"""A measurement of a network's layers: of what it should be, and leaving no trace."""
 
 import copy
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from swbn_lightning import SWBN2d, WhitenessMonitor
-from swbn_lightning.whiteness import CorrelationDistance, FeatureMoments, measure_whiteness
-
-
-def correlated_features(n=400, d=6, mean=5.0):
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + mean
-
-
-@pytest.mark.parametrize("sizes", [[400], [1, 1, 398], [100, 250, 50], [1] * 400])
-@pytest.mark.parametrize("mean", [0.0, 1e4])
-def test_distance_equals_numpy_in_any_chunking(sizes, mean):
-    x = correlated_features(mean=mean)
-    correlation = np.corrcoef(x.T)
-    distance, rms = CorrelationDistance(), CorrelationDistance(normalized=True)
-    for part in np.split(x, np.cumsum(sizes)[:-1]):
-        distance.update(torch.from_numpy(part))
-        rms.update(torch.from_numpy(part))
-    expected = np.linalg.norm(correlation - np.eye(6))
-    assert distance.compute().item() == pytest.approx(expected, rel=1e-10 if mean == 0 else 1e-8)
-    off_diagonal = correlation[~np.eye(6, dtype=bool)]
-    assert rms.compute().item() == pytest.approx(np.sqrt((off_diagonal**2).mean()), rel=1e-8)
-    assert distance.num_samples() == 400
-
-
-def test_maps_count_every_position_as_a_sample():
-    x = correlated_features().reshape(4, 10, 10, 6)
-    metric = CorrelationDistance()
-    metric.update(torch.from_numpy(np.moveaxis(x, -1, 1)))
-    flat = CorrelationDistance()
-    flat.update(torch.from_numpy(x.reshape(-1, 6)))
-    assert metric.compute().item() == pytest.approx(flat.compute().item(), rel=1e-12)
-
-
-def test_constant_channels_are_counted_and_kept_out():
-    x = correlated_features()
-    with_constants = np.concatenate([x, np.full((400, 2), 0.1)], axis=1)
-    metric = CorrelationDistance()
-    for part in np.split(with_constants, [130]):
-        metric.update(torch.from_numpy(part).float())
-    assert metric.num_constant() == 2
-    expected = np.linalg.norm(np.corrcoef(x.astype(np.float32).T) - np.eye(6))
-    assert metric.compute().item() == pytest.approx(expected, rel=1e-8)
-    constant = CorrelationDistance()
-    constant.update(torch.ones(10, 2))
-    assert constant.compute().isnan()
-
-
-def test_processes_states_merge():
-    x = torch.from_numpy(correlated_features())
-    whole, first, second = (FeatureMoments() for _ in range(3))
-    whole.update(x), first.update(x[:90]), second.update(x[90:])
-    for state in ("count", "mean", "scatter"):  # what torchmetrics does with dist_reduce_fx=None
-        setattr(first, state, torch.stack([getattr(first, state), getattr(second, state)]))
-    torch.testing.assert_close(first.compute(), whole.compute(), rtol=1e-12, atol=1e-12)
-
-
-def test_metric_errors_and_reset():
-    metric = CorrelationDistance()
-    with pytest.raises(ValueError, match=r"\[N, C\].*got \[4\]"):
-        metric.update(torch.randn(4))
-    metric.update(torch.randn(4, 3))
-    with pytest.raises(ValueError, match=r"\[N, 3\].*got \[4, 2\]"):
-        metric.update(torch.randn(4, 2))
-    metric.reset()
-    assert metric.num_features == 0 and metric.num_samples() == 0
-    x = torch.from_numpy(correlated_features())
-    metric.update(x)
-    fresh = CorrelationDistance()
-    fresh.update(x)
-    assert metric.compute() == fresh.compute()
+from swbn_lightning import SWBN2d
+from swbn_lightning.whiteness import CorrelationDistance, feature_moments, measure_whiteness, whiteness_metrics
 
 
 def network(norm=nn.BatchNorm2d):
@@ -112,6 +42,122 @@ def test_swbn_output_gets_white():
     assert before.rms > 0.2 and after.rms < 0.02
 
 
+def test_all_measures_of_all_layers_in_batches_of_any_size():
+    model = network(SWBN2d)
+    for _ in range(3):
+        model(torch.randn(16, 3, 8, 8))
+    images = torch.randn(20, 3, 8, 8)
+    for batch_size in (20, 7, 1):
+        for name, layer in measure_whiteness(model, images, batch_size=batch_size).items():
+            expected = whiteness_metrics()
+            with torch.no_grad():  # gamma is 1 and beta 0
+                expected.update(model.eval()[: int(name) + 1](images))
+            values = {key: value.item() for key, value in expected.compute().items()}
+            found = layer.as_dict()
+            assert found.pop("num_features") == {"1": 8, "5": 4}[name]
+            assert found == pytest.approx(values, rel=1e-6)
+
+
+def test_few_samples_are_flagged():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
+    for count, few in ((7, True), (8, False)):
+        measured = measure_whiteness(model, torch.randn(count, 4))
+        assert [layer.few_samples for layer in measured.values()] == [few, few]
+
+
+def test_the_moments_themselves():
+    model, images = network(), torch.randn(6, 3, 8, 8)
+    moments = feature_moments(model, images)
+    assert moments["1"].num_samples() == 6 * 36 and moments["5"].correlation().shape == (4, 4)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def compiled(how, net):
+    if how == "compile(model)":
+        return torch.compile(net, backend="eager")
+    model = Wrapper(net)
+    if how == "model.compile()":
+        model.net.compile(backend="eager")
+    else:
+        model.forward = torch.compile(model.forward, backend="eager")  # as Lightning has it
+    return model
+
+
+@pytest.mark.parametrize("how", ["compile(model)", "model.compile()", "forward"])
+def test_compiled_networks(how):
+    torch._dynamo.reset()
+    net, images = network(SWBN2d), torch.randn(16, 3, 8, 8)
+    net(images)
+    expected = measure_whiteness(net, images)
+    model = compiled(how, net)
+    model.train()(images)
+    with torch.no_grad():
+        model.eval()(images)  # compiled code for evaluation, which knows of no hook
+    model.train()
+    state = copy.deepcopy(net.state_dict())
+    measured = measure_whiteness(model, images)
+    again = measure_whiteness(net, images)
+    prefix = "" if how == "compile(model)" else "net."
+    assert measured == {prefix + name: layer for name, layer in again.items()} and set(again) == set(expected)
+    assert net.training and model.training
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with torch.no_grad():
+        model.eval()(images)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == frames  # what was compiled is still there
+
+
+class Merges(nn.Module):
+    """Does something when its mode is set, as adapters that merge their weights do."""
+
+    def train(self, mode=True):
+        raise AssertionError("the mode is set by call")
+
+    def forward(self, x):
+        return x
+
+
+def test_modes_are_assigned_so_that_no_code_of_the_model_runs():
+    model = nn.Sequential(Merges(), network())
+    assert len(measure_whiteness(model, torch.randn(4, 3, 8, 8))) == 2
+    assert all(module.training for module in model.modules())
+
+
+def test_after_an_error_everything_is_as_it_was():
+    model = network().train()
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+
+    def forward(x):
+        torch.rand(5)
+        model(x)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        measure_whiteness(model, torch.randn(4, 3, 8, 8, generator=torch.Generator()), forward)
+    assert torch.equal(torch.rand(2), expected)
+    assert all(m.training and not m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_precisions_of_the_network(dtype):
+    model, images = network(SWBN2d), torch.randn(32, 3, 8, 8)
+    model(images)
+    expected = measure_whiteness(model, images)
+    measured = measure_whiteness(copy.deepcopy(model).to(dtype), images.to(dtype))
+    for name, layer in measured.items():
+        assert layer.rms == pytest.approx(expected[name].rms, abs=2e-3)
+
+
 def test_measuring_leaves_modes_state_and_random_streams():
     model = network(SWBN2d).train()
     model[5].eval()
@@ -140,68 +186,12 @@ def test_measuring_leaves_modes_state_and_random_streams():
 def test_layers_by_pattern_and_none_that_fits():
     model, images = network(), torch.randn(8, 3, 8, 8)
     assert set(measure_whiteness(model, images, layers=["5"])) == {"5"}
-    with pytest.raises(ValueError, match=r"fits \['x\*'\]; the model's layers: 1, 5"):
-        measure_whiteness(model, images, layers=["x*"])
-
-
-class Classifier(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(network(SWBN2d), nn.Flatten(), nn.LazyLinear(3))
-        self.net(torch.randn(2, 3, 6, 6))
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, _):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-def fit(callbacks, epochs=2):
-    torch.manual_seed(0)
-    model = Classifier()
-    data = torch.utils.data.TensorDataset(torch.randn(32, 3, 6, 6), torch.randint(3, (32,)))
-    trainer = pl.Trainer(
-        max_epochs=epochs, logger=False, callbacks=callbacks, enable_progress_bar=False, accelerator="cpu",
-        enable_checkpointing=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=8, shuffle=True))
-    return model
-
-
-def test_the_monitor_follows_any_lightning_module_and_changes_nothing():
-    images = torch.randn(20, 3, 6, 6)
-    monitor = WhitenessMonitor(images=images)
-    watched, alone = fit([monitor]), fit([])
-    for name, value in watched.state_dict().items():
-        assert torch.equal(value, alone.state_dict()[name]), name
-    assert [entry["epoch"] for entry in monitor.history] == [-1, 0, 1]
-    again = measure_whiteness(watched, images)
-    mean = np.mean([layer.distance for layer in again.values()])
-    assert monitor.history[-1]["distance"] == pytest.approx(mean, rel=1e-6)
-    other = WhitenessMonitor(images=images)
-    other.load_state_dict(monitor.state_dict())
-    assert other.history == monitor.history
-
-
-class RejectsOne(pl.Callback):
-    def on_train_epoch_start(self, trainer, pl_module):
-        pl_module.net[0][1].num_batches_rejected += 1
-
-
-def test_the_monitor_warns_once_of_what_the_layers_have_met():
-    monitor = WhitenessMonitor(images=torch.randn(20, 3, 6, 6))
-    with pytest.warns(UserWarning) as caught:
-        fit([monitor, RejectsOne()], epochs=3)
-    told = [str(warning.message) for warning in caught if "not finite" in str(warning.message)]
-    assert len(told) == 1 and told[0].startswith("net.0.1: 1 training batches were not finite")
-
-
-def test_the_monitor_without_images_says_what_would_work():
-    with pytest.raises(ValueError, match="sample_images"):
-        fit([WhitenessMonitor()])
-    with pytest.raises(ValueError, match="num_images must be"):
-        WhitenessMonitor(num_images=0)
+    assert set(measure_whiteness(model, images, layers="*", exclude="5")) == {"1"}
+    assert set(measure_whiteness(model, images, exclude=["1"])) == {"5"}
+    for bad in ({"layers": ["1", "x*"]}, {"exclude": "x*"}):
+        with pytest.raises(ValueError, match=r"no normalisation layer fits 'x\*'; the model's: 1, 5\."):
+            measure_whiteness(model, images, **bad)
+    with pytest.raises(ValueError, match=r"layers=\['\*'\], exclude=\['\?'\] leave no normalisation layer"):
+        measure_whiteness(model, images, exclude="?")
+    with pytest.raises(ValueError, match=r"the model's: none\."):
+        measure_whiteness(nn.Linear(2, 2), torch.randn(2, 2))

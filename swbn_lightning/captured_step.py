@@ -1,0 +1,195 @@
+"""A whole training step as one CUDA graph.
+
+A small network's step is bound by the launches of its hundreds of kernels, and a whitening layer has more of them
+than batch normalisation. Captured once and replayed, they cost one launch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from swbn_lightning.errors import InputError
+
+WARM_UP = 3  # eager steps before capture, as PyTorch's notes on CUDA graphs ask; they are steps of the training
+
+
+class CapturedStep:
+    """Forward, backward and optimiser step of a batch of one shape, replayed from a CUDA graph.
+
+    The first three batches are trained on as usual, on a stream of their own; the fourth is captured. From then on a
+    call copies its batch into the tensors that the graph reads, and replays it. What is done is what eager training
+    does, in the same order, and every call is one step. Learning rates may change between calls, since the graph reads
+    them from the device; nothing else of the optimiser may.
+
+    Args:
+        module: whose parameters and buffers the step reads and writes.
+        loss: from a batch to the loss and further tensors that the caller wants to see.
+        optimizer: one of PyTorch's that can be captured: SGD, or any with a ``capturable`` option (Adam, AdamW,
+            RMSprop, ...). It is left as it was made: the rates are on the device only while it steps.
+
+    Raises:
+        InputError: an optimiser that cannot be captured; a batch of another shape; a hyperparameter that changed; an
+            operation that needs the host during the step.
+    """
+
+    def __init__(self, module: nn.Module, loss: Callable[[Any], tuple[Tensor, ...]], optimizer: Optimizer) -> None:
+        self.module, self.loss, self.optimizer = module, loss, optimizer
+        self._flag = _capture_flag(optimizer)
+        self._forget()
+
+    def __call__(self, batch: Any) -> tuple[Tensor, ...]:
+        """Train on ``batch``, any nest of tensors on the device; what ``loss`` gave, valid until the next call."""
+        leaves, structure = pytree.tree_flatten(batch)
+        for rate, group in zip(self._rates, self.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        if self._seen < WARM_UP:
+            self._seen += 1
+            return on_side_stream(lambda: self._step(batch))
+        if self._replay is None:
+            self._capture(leaves, structure)
+        self._check(leaves, structure)
+        for static, value in zip(self._leaves, leaves, strict=True):
+            if isinstance(value, Tensor):
+                static.copy_(value)
+        assert self._replay is not None
+        return self._replay()
+
+    def check_state(self) -> None:
+        """Capture anew if a parameter, a buffer or a mode is not the one captured: the graph would not know."""
+        if self._replay is not None and self._state != _state(self.module):
+            self._forget()
+
+    def _forget(self) -> None:
+        self._seen = 0
+        self._replay: Callable[[], tuple[Tensor, ...]] | None = None
+        self._leaves: list[Any] = []
+        self._structure: Any = None
+        groups = self.optimizer.param_groups
+        self._rates = [torch.zeros((), device=group["params"][0].device) for group in groups]
+        _move_step_counts(self.optimizer)
+
+    def _capture(self, leaves: list[Any], structure: Any) -> None:
+        self._leaves = [value.clone() if isinstance(value, Tensor) else value for value in leaves]
+        self._structure, self._state = structure, _state(self.module)
+        self._constants = [_constants(group) for group in self.optimizer.param_groups]
+        batch = pytree.tree_unflatten(self._leaves, structure)
+        try:
+            self._replay = record(lambda: self._step(batch))
+        except RuntimeError as error:
+            raise InputError(
+                f"cuda_graph: this training step cannot be captured: {error} Something in it needs the host, such as "
+                "a value read back from the device; train with cuda_graph: false."
+            ) from error
+
+    def _check(self, leaves: list[Any], structure: Any) -> None:
+        if structure != self._structure or [_form(v) for v in leaves] != [_form(v) for v in self._leaves]:
+            raise InputError(
+                f"cuda_graph: the step was captured for a batch of {[_form(v) for v in self._leaves]}, this one has "
+                f"{[_form(v) for v in leaves]}; give batches of one shape (drop_last: true) or cuda_graph: false."
+            )
+        for captured, group in zip(self._constants, self.optimizer.param_groups, strict=True):
+            changed = [key for key, value in _constants(group).items() if value != captured.get(key)]
+            if changed:
+                raise InputError(
+                    f"cuda_graph: {', '.join(changed)} of the optimiser changed during training, but a captured step "
+                    "follows the learning rate alone; use cuda_graph: false."
+                )
+
+    def _step(self, batch: Any) -> tuple[Tensor, ...]:
+        self.optimizer.zero_grad(set_to_none=True)
+        with _autocast_without_cache():
+            outputs = self.loss(batch)
+        device_type = outputs[0].device.type
+        with torch.autocast(device_type, enabled=False):  # as without manual optimisation: it is for the forward
+            outputs[0].backward()
+        with self._rates_on_device():
+            self.optimizer.step()
+        return tuple(value.detach() for value in outputs)
+
+    @contextmanager
+    def _rates_on_device(self) -> Iterator[None]:
+        groups = self.optimizer.param_groups
+        before = [{key: group.get(key) for key in ("lr", "foreach", self._flag)} for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"], group[self._flag] = rate, True
+            if self._flag == "fused":
+                group["foreach"] = False
+        try:
+            yield
+        finally:
+            for group, values in zip(groups, before, strict=True):
+                group.update(values)
+
+
+def on_side_stream(step: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Run a step that is to be captured later where capturing will find nothing of the default stream in it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        outputs = step()
+    torch.cuda.current_stream().wait_stream(side)
+    return outputs
+
+
+def record(step: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
+    """Capture a step without running it; what is returned runs it and gives its (always the same) outputs."""
+    graph = torch.cuda.CUDAGraph()
+    # A thread that pins the next batch's memory meanwhile does no harm.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        outputs = step()
+
+    def replay() -> tuple[Tensor, ...]:
+        graph.replay()
+        return outputs
+
+    return replay
+
+
+def _capture_flag(optimizer: Optimizer) -> str:
+    """The option with which this optimiser reads its rate from the device."""
+    if all("capturable" in group for group in optimizer.param_groups):
+        return "capturable"
+    if isinstance(optimizer, torch.optim.SGD):
+        return "fused"
+    raise InputError(
+        f"cuda_graph: {type(optimizer).__name__} cannot be captured; use SGD, Adam, AdamW or another optimiser of "
+        "PyTorch's with a 'capturable' option, or cuda_graph: false."
+    )
+
+
+def _move_step_counts(optimizer: Optimizer) -> None:
+    """Counts of steps that an eager run kept on the host, in a checkpoint, belong beside the parameters."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(parameter.device)
+
+
+def _constants(group: dict[str, Any]) -> dict[str, Any]:
+    """Of a parameter group, what a graph has written into it. (Schedules keep ``initial_lr`` and the like there.)"""
+    return {key: value for key, value in group.items() if key != "params" and not key.endswith("lr")}
+
+
+def _state(module: nn.Module) -> list[Any]:
+    parameters = [(p.data_ptr(), p.requires_grad) for p in module.parameters()]
+    buffers = [b.data_ptr() for b in module.buffers()]
+    return [*parameters, *buffers, *(m.training for m in module.modules())]
+
+
+def _form(value: Any) -> Any:
+    return (tuple(value.shape), value.dtype, value.device) if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _autocast_without_cache() -> Iterator[None]:
+    """Weights that autocast has cast once must be cast again by every replay."""
+    if not torch.is_autocast_enabled("cuda"):
+        yield
+        return
+    torch.clear_autocast_cache()
+    with torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False):
+        yield

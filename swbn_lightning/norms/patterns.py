@@ -1,0 +1,27 @@
+"""Layers chosen by shell patterns of their names."""
+
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from swbn_lightning.errors import InputError
+
+
+def fits(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Whether one of ``names`` (of one layer) fits one of ``patterns`` (``"layer1.*"``)."""
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def as_patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
+    """One pattern or several, as a tuple."""
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def check_patterns(kind: str, names: Collection[str], patterns: Iterable[str]) -> None:
+    """Raise for a pattern that fits none of ``names``.
+
+    Raises:
+        InputError: with the names; ``kind`` says what they are of (``"BatchNorm layer"``).
+    """
+    for pattern in patterns:
+        if not fits(names, [pattern]):
+            raise InputError(f"no {kind} fits {pattern!r}; the model's: {', '.join(names) or 'none'}.")

@@ -1,0 +1,200 @@
+"""Pictures of whiteness: heatmaps of correlation matrices, and whiteness by layer and epoch.
+
+Figures are made by matplotlib's object interface: no ``pyplot``, no global state, no window. Colours can be told apart
+with any colour vision: the lines' are those of Okabe and Ito (*Color Universal Design*, 2008), the heatmaps' map is
+perceptually uniform (``viridis``) for absolute correlations and diverging (``RdBu`` of ColorBrewer) for signed ones.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.whiteness.measures import MEASURES
+from swbn_lightning.whiteness.records import MEAN, CorrelationMap
+
+# Okabe and Ito's eight without yellow, which is too light for lines on white.
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "os^Dv<>"
+STAGES = ("before", "after")
+_DPI = 150
+_MOST_LINES = 5
+_MOST_TICKS = 40
+_CONSTANT = "#bdbdbd"
+LABELS = {
+    "distance": "distance ‖Corr − I‖",
+    "rms": "RMS off-diagonal correlation",
+    "mean_abs": "mean absolute correlation",
+    "covariance": "‖Cov − I‖ / √d",
+    "effective_rank": "effective rank, share of d",
+    "log10_condition": "log10 of the condition number",
+    "kl": "criterion C_KL",
+    "fro": "criterion C_Fro",
+}
+
+
+def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: bool = False) -> Figure:
+    """Heatmaps of correlation matrices before and after training, as the paper's figure (section 4.1.3).
+
+    A column for each model, ``before`` above ``after``; a single model's side by side. Absolute correlations from 0
+    (dark, as in the paper) to 1; constant channels, which have none, are gray.
+
+    Args:
+        columns: a model's name to its maps, under ``"before"``, ``"after"`` or both.
+        signed: draw signed correlations, from -1 (blue) to 1 (red).
+
+    Raises:
+        InputError: nothing to draw.
+    """
+    if not columns or not all(columns.values()):
+        raise InputError(f"nothing to draw: {dict(columns)!r}.")
+    stages = [stage for stage in STAGES if any(stage in maps for maps in columns.values())]
+    single = len(columns) == 1
+    rows, cols = (1, len(stages)) if single else (len(stages), len(columns))
+    figure = _figure(2.35 * cols + 1.2, 2.4 * rows + 0.5)
+    grid = figure.subplots(rows, cols, squeeze=False)
+    image = None
+    for column, (name, maps) in enumerate(columns.items()):
+        for row, stage in enumerate(stages):
+            axes: Axes = grid[0, row] if single else grid[row, column]
+            if stage not in maps:
+                axes.set_axis_off()
+                continue
+            image = _draw_map(axes, maps[stage], signed)
+            if single:
+                axes.set_title(_epoch_words(maps[stage]), fontsize=10)
+            elif row == 0:
+                axes.set_title(name, fontsize=11)
+            if column == 0 and (row == 0 or not single):
+                words = "channel" if single else f"{_epoch_words(maps[stage])}\nchannel"
+                axes.set_ylabel(words, fontsize=10)
+    if single:
+        figure.suptitle(next(iter(columns)), fontsize=11)
+    assert image is not None
+    bar = figure.colorbar(image, ax=grid, shrink=0.9, aspect=30)
+    bar.set_label("correlation" if signed else "absolute correlation", fontsize=10)
+    bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def whiteness_by_layer(rows: Sequence[Mapping[str, Any]], measure: str = "rms") -> Figure:
+    """One measure by layer, for some epochs, and by epoch, for the mean and the range of the layers.
+
+    Args:
+        rows: as :func:`~swbn_lightning.whiteness.read_whiteness` gives them. What is not finite is left out.
+        measure: a name of :data:`~swbn_lightning.whiteness.measures.MEASURES`.
+
+    Raises:
+        InputError: an unknown measure, or no rows.
+    """
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    if not rows:
+        raise InputError("no rows of whiteness to draw.")
+    layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != MEAN))
+    values = {(row["epoch"], row["layer"]): _finite(row.get(measure, math.nan)) for row in rows}
+    epochs = sorted({row["epoch"] for row in rows})
+    figure = _figure(8.4, 3.9)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    for line, epoch in enumerate(_spread(epochs)):
+        left.plot(
+            range(len(layers)),
+            [values.get((epoch, layer), math.nan) for layer in layers],
+            color=OKABE_ITO[line],
+            marker=MARKERS[line],
+            markersize=4,
+            linewidth=1.4,
+            label="before training" if epoch < 0 else f"after epoch {epoch + 1}",
+        )
+    step = math.ceil(len(layers) / _MOST_TICKS)
+    left.set_xticks(range(0, len(layers), step), _short(layers)[::step], rotation=90, fontsize=7)
+    left.set_xlabel("layer, from input to output", fontsize=10)
+    left.set_ylabel(LABELS[measure], fontsize=10)
+    left.set_ylim(bottom=0)
+    _draw_course(right, epochs, layers, values)
+    for axes, columns in ((left, 3), (right, 1)):
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8, frameon=False, borderpad=0)
+        axes.grid(alpha=0.3, linewidth=0.6)
+        axes.tick_params(axis="y", labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> np.ndarray:
+    """Write a PNG, whole or not at all; returns its pixels as :func:`to_array`."""
+    pixels = to_array(figure)
+    temporary = path.with_suffix(".tmp")
+    Image.fromarray(pixels).save(temporary, format="png", dpi=(_DPI, _DPI), optimize=True)
+    temporary.replace(path)
+    return pixels
+
+
+def to_array(figure: Figure) -> np.ndarray:
+    """The figure's pixels, uint8 ``[H, W, 3]``."""
+    canvas = FigureCanvasAgg(figure)
+    figure.draw_without_rendering()  # the layout knows the size of texts after the first time
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=_DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+
+
+def _draw_map(axes: Axes, found: CorrelationMap, signed: bool) -> Any:
+    matrix = found.correlation.numpy() if signed else found.correlation.abs().numpy()
+    image = axes.imshow(
+        matrix, cmap="RdBu_r" if signed else "viridis", vmin=-1 if signed else 0, vmax=1, interpolation="nearest"
+    )
+    axes.set_facecolor(_CONSTANT)  # shows where the matrix is NaN
+    shown = "" if len(matrix) == found.num_features else f"{len(matrix)} of "
+    axes.set_xlabel(f"{shown}{found.num_features} channels, RMS {found.rms:.3f}", fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.tick_params(labelsize=8)
+    return image
+
+
+def _draw_course(axes: Axes, epochs: list[int], layers: list[str], values: Mapping[tuple[int, str], float]) -> None:
+    x = [epoch + 1 for epoch in epochs]
+    found = np.array([[values.get((epoch, layer), math.nan) for layer in layers] for epoch in epochs])
+    known = np.ma.masked_invalid(found)
+    axes.fill_between(x, known.min(1), known.max(1), color=OKABE_ITO[0], alpha=0.2, linewidth=0, label="all layers")
+    mean = [values.get((epoch, MEAN), math.nan) for epoch in epochs]
+    axes.plot(x, mean, color="#000000", marker="o", markersize=3, linewidth=1.6, label="mean of the layers")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel("epochs trained", fontsize=10)
+
+
+def _spread(epochs: list[int]) -> list[int]:
+    """At most so many of the epochs as lines can be told apart, the first and the last among them."""
+    if len(epochs) <= _MOST_LINES:
+        return epochs
+    return [epochs[round(i * (len(epochs) - 1) / (_MOST_LINES - 1))] for i in range(_MOST_LINES)]
+
+
+def _short(layers: list[str]) -> list[str]:
+    """Names without what all of them begin with."""
+    split = [name.split(".") for name in layers]
+    shared = 0
+    while all(len(parts) > shared + 1 for parts in split) and len({parts[shared] for parts in split}) == 1:
+        shared += 1
+    return [".".join(parts[shared:]) for parts in split]
+
+
+def _epoch_words(found: CorrelationMap) -> str:
+    return "before training" if found.epoch < 0 else f"after epoch {found.epoch + 1}"
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan

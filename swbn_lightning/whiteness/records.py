@@ -1,0 +1,142 @@
+"""The figures of a run as CSV files: whiteness by epoch and layer, and the matrices of heatmaps."""
+
+import csv
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swbn_lightning.errors import InputError
+from swbn_lightning.whiteness.measures import MEASURES, correlation_distance
+from swbn_lightning.whiteness.moments import FeatureMoments
+
+WHITENESS_FILE = "whiteness.csv"
+MEAN = "mean"  # in place of a layer's name: the mean over the layers
+COUNTS = ("num_features", "num_samples", "num_constant")
+_MAP_COLUMNS = ("map", "epoch", "num_features", "rms", "channel")
+COLUMNS = ("epoch", "step", "layer", *MEASURES, *COUNTS, "seconds")
+
+
+def append_whiteness(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to ``whiteness.csv``, with a header where it is new.
+
+    Args:
+        path: of the file.
+        rows: by :data:`COLUMNS`; what a row does not have stays empty.
+
+    Raises:
+        InputError: the file has other columns.
+    """
+    torn = False
+    if path.exists() and path.stat().st_size:
+        with path.open(encoding="utf-8", newline="") as file:
+            header = next(csv.reader(file), [])
+            torn = not file.read().endswith("\n")  # the writer was killed in the middle of a line
+        if tuple(header) != COLUMNS:
+            raise InputError(f"{path} has the columns {header}, not {list(COLUMNS)}; move it away to go on.")
+        new = False
+    else:
+        new = True
+    with path.open("a", encoding="utf-8", newline="") as file:
+        file.write("\n" if torn else "")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_whiteness(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a ``whiteness.csv``: numbers, and ``layer`` (``"mean"`` for the mean over the layers).
+
+    Of an epoch that stands there twice, since training was resumed from before it, the later one; without a line that
+    was never finished.
+    """
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if None in row.values() or None in row:
+                continue
+            numbers = {key: float(text) for key, text in row.items() if key not in ("epoch", "step", "layer") and text}
+            key = int(row["epoch"]), row["layer"]
+            rows[key] = {"epoch": key[0], "step": int(row["step"]), "layer": row["layer"], **numbers}
+    return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
+
+
+@dataclass(frozen=True)
+class CorrelationMap:
+    """The correlation matrix of some of a layer's channels."""
+
+    channels: list[int]
+    correlation: Tensor  # [k, k]; NaN in the rows and columns of constant channels
+    epoch: int  # -1 is before training
+    num_features: int  # of the whole layer,
+    rms: float  # and its RMS off-diagonal correlation
+
+    @staticmethod
+    def of(moments: FeatureMoments, epoch: int, count: int = 128, seed: int = 0) -> "CorrelationMap":
+        """Of at most ``count`` channels of features, chosen by the seed: the same for the same number of channels."""
+        channels = choose_channels(moments.num_features, count, seed)
+        correlation = moments.correlation(varying=False)[channels][:, channels].cpu()
+        rms = float(correlation_distance(moments.correlation(), normalized=True))
+        return CorrelationMap(channels, correlation, epoch, moments.num_features, rms)
+
+
+def choose_channels(num_features: int, count: int = 128, seed: int = 0) -> list[int]:
+    """At most ``count`` of the channels at random, ascending; 128 in the paper's heatmaps (section 4.1.3)."""
+    generator = torch.Generator().manual_seed(seed)
+    return sorted(torch.randperm(num_features, generator=generator)[:count].tolist())
+
+
+def heatmap_name(layer: str) -> str:
+    """The name of a layer's heatmap, for files."""
+    return "heatmap_" + re.sub(r"[^\w.-]", "_", layer)
+
+
+def write_heatmap(path: Path, maps: Mapping[str, CorrelationMap]) -> None:
+    """Write correlation matrices to a CSV file, whole or not at all.
+
+    A line is a row of one matrix: ``map, epoch, num_features, rms, channel``, then a column for each channel that one
+    of the matrices has. What has no value is empty.
+
+    Args:
+        path: of the file.
+        maps: by what they are called (``"before"``, ``"after"``).
+    """
+    channels = sorted({channel for found in maps.values() for channel in found.channels})
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*_MAP_COLUMNS, *channels], lineterminator="\n")
+        writer.writeheader()
+        for name, found in maps.items():
+            given = {"map": name, "epoch": found.epoch, "num_features": found.num_features, "rms": found.rms}
+            for channel, values in zip(found.channels, found.correlation.tolist(), strict=True):
+                row: dict[Any, Any] = {**given, "channel": channel}
+                row |= {c: v for c, v in zip(found.channels, values, strict=True) if not math.isnan(v)}
+                writer.writerow(row)
+    temporary.replace(path)
+
+
+def read_heatmap(path: str | Path) -> dict[str, CorrelationMap]:
+    """What :func:`write_heatmap` wrote."""
+    lines: dict[str, list[dict[str, str]]] = {}
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            lines.setdefault(line["map"], []).append(line)
+    found = {}
+    for name, own in lines.items():
+        channels = [int(line["channel"]) for line in own]
+        matrix = [[float(line[str(channel)] or math.nan) for channel in channels] for line in own]
+        first = own[0]
+        found[name] = CorrelationMap(
+            channels,
+            torch.tensor(matrix, dtype=torch.float64),
+            int(first["epoch"]),
+            int(first["num_features"]),
+            float(first["rms"]),
+        )
+    return found

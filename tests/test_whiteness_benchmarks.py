@@ -1,0 +1,48 @@
+"""The programs on whiteness run, and write what they print and draw."""
+
+import json
+import sys
+
+import numpy as np
+from PIL import Image
+
+from benchmarks import monitor, whiteness_heatmaps
+from swbn_lightning.whiteness import read_heatmap, read_whiteness
+
+
+def test_the_monitor_takes_less_than_a_twentieth_of_an_epoch(monkeypatch, tmp_path, capsys):
+    output = tmp_path / "monitor.json"
+    options = ["--norms", "swbn-fro", "--batch=32", "--rounds=1", "--device=cpu"]  # the monitor by its defaults
+    monkeypatch.setattr(sys, "argv", ["monitor", *options, "--output", str(output)])
+    monitor.main()
+    content = json.loads(output.read_text())
+    (row,) = content["rows"]
+    assert content["options"]["num_images"] == 512 and content["options"]["backbone"] == "resnet20"
+    assert row["epoch_seconds"] == row["step_seconds"] * (50_000 // 32)
+    assert row["share"] == row["measurement_seconds"] / row["epoch_seconds"]
+    assert 0 < row["share"] < 0.05 and row["picture_seconds"] > 0
+    assert "| swbn-fro |" in capsys.readouterr().out
+
+
+def test_pairs_of_heatmaps(monkeypatch, tmp_path, capsys):
+    options = ["--data", "classification.GlyphDataModule", "--backbone=resnet20", "--epochs=1", "--images=16"]
+    options += ["--norms", "bn", "swbn-fro", "--step-size=0.01", "--signed"]
+    options += ["--model.num_classes=3", "--model.backbone_args={in_channels: 1}", "--trainer.accelerator=cpu"]
+    options += ["--data.num_classes=3", "--data.images_per_class=16", "--data.batch_size=16"]
+    options += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+    monkeypatch.setattr(
+        sys, "argv", ["heatmaps", *options, "--runs", f"{tmp_path}/runs", "--output", f"{tmp_path}/out"]
+    )
+    whiteness_heatmaps.main()
+    names = [f"{norm}, {stage}" for norm in ("BN", "SWBN-Fro") for stage in ("before", "after")]
+    maps = read_heatmap(tmp_path / "out" / "heatmaps.csv")
+    assert list(maps) == names and all(found.correlation.shape == (64, 64) for found in maps.values())
+    before = [maps[f"{norm}, before"].correlation for norm in ("BN", "SWBN-Fro")]
+    np.testing.assert_allclose(*before, atol=1e-2)  # the same weights, another eps
+    rows = json.loads((tmp_path / "out" / "heatmaps.json").read_text())["rows"]
+    assert [(row["norm"], row["epoch"]) for row in rows] == [(n, e) for n in ("bn", "swbn-fro") for e in (-1, 0)]
+    assert [row["rms"] for row in rows] == [maps[name].rms for name in names]
+    last = read_whiteness(tmp_path / "runs" / "whiteness_heatmaps" / "bn" / "version_0" / "whiteness.csv")[-2]
+    assert rows[1]["rms"] == last["rms"] and last["layer"] == "backbone.blocks.8.norm2"
+    assert Image.open(tmp_path / "out" / "heatmaps.png").size[0] >= 800
+    assert "| swbn-fro | 1 |" in capsys.readouterr().out
