@@ -18,6 +18,7 @@ import fewshot  # noqa: F401
 from fewshot.prediction import PredictionTable
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.errors import InputError
+from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.report import ResultTable
 from swbn_lightning.runs import find_checkpoint, new_run_folder
 from swbn_lightning.whiteness import WhitenessMonitor
@@ -29,6 +30,7 @@ _NOISE = (
     ".*number of training batches.*logging interval.*",
     ".*dirpath has changed.*",  # a test has a folder of its own; the training's is another
     ".*LeafSpec.*",  # from inside Lightning
+    ".*Total length of `list` across ranks is zero.*",  # no validation, as the data module was told
 )
 
 
@@ -89,8 +91,16 @@ class SwbnCLI(LightningCLI):
             callbacks.append(LearningRateMonitor())
         callbacks += [ResultTable(), PredictionTable()]
         if config.get("enable_checkpointing") is not False and not probing:
-            callbacks += [self._get(self.config_init, "checkpoint"), _keep_last()]
+            best = self._get(self.config_init, "checkpoint")
+            if self._can_be_monitored(best.monitor):
+                callbacks.append(best)
+            callbacks.append(_keep_last())
         return self._instantiate_trainer(config, callbacks)
+
+    def _can_be_monitored(self, quantity: str | None) -> bool:
+        """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
+        validates = not isinstance(self.datamodule, ImageDataModule) or self.datamodule.has_validation
+        return validates or not (quantity or "").startswith("val/")
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -16,4 +16,9 @@ def environment(*packages: str) -> dict[str, Any]:
 
 def environment_line(*packages: str) -> str:
     """The same as one line under a table."""
-    return ", ".join(f"{key} {value}" for key, value in environment(*packages).items())
+    return as_line(environment(*packages))
+
+
+def as_line(found: dict[str, Any]) -> str:
+    """What :func:`environment` found, here or elsewhere, as one line."""
+    return ", ".join(f"{key} {value}" for key, value in found.items())

@@ -7,28 +7,25 @@
 The layers take turns, one pass each a round; the figures are medians over the rounds. ``literal-…`` is the paper's
 formulas left to autograd. ``bn+products`` is BatchNorm and, by themselves, the four products over the samples that
 whitening cannot do without. ``fused`` is what ``fuse_norms`` leaves of a layer with nothing before it, a 1x1
-convolution; behind a convolution it leaves nothing at all. Prints a Markdown table and writes the same as JSON.
+convolution; behind a convolution it leaves nothing at all. On a GPU ``swbn-fro:kernels`` is the layer by its Triton
+kernels. Prints a Markdown table and writes the same as JSON.
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.literal import LiteralIterNorm, LiteralSWBN
-from benchmarks.timing import Pass, captured, medians, parser, write
+from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write
+from benchmarks.variants import Variant
 from swbn_lightning import NormFactory, fuse_norms
+from swbn_lightning.paper import find_paper_figure
 
 CPU_SHAPES = ("64x16x32x32", "64x64x16x16", "64x256x8x8", "64x512x6x6")
 GPU_SHAPES = ("64x64x32x32", "64x256x32x32", "64x1024x32x32", "64x2048x32x32")
-# Zhang et al., CVPR 2021, single-layer wall-clock table (TITAN Xp, PyTorch 1.3): milliseconds at so many channels.
-PAPER = {
-    "bn": {256: 1.7, 1024: 5.01, 2048: 11.44},
-    "swbn-kl": {256: 13.5, 1024: 72.5, 2048: 256.4},
-    "swbn-fro": {256: 13.2, 1024: 72.3, 2048: 260.12},
-    "iternorm": {256: 15.5, 1024: 111.8, 2048: 475.34},
-}
 LITERAL = {"literal-swbn": LiteralSWBN, "literal-iternorm": LiteralIterNorm}
 NORMS = ("bn", "bn+products", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
 EVALUATED = ("bn", "swbn-fro", "iternorm", "dbn")
@@ -36,7 +33,14 @@ EVALUATED = ("bn", "swbn-fro", "iternorm", "dbn")
 
 def main() -> None:
     """Measure, print, write."""
-    options = _options()
+    options = parse()
+    rows = measure(options)
+    print(table(rows, options.shapes))
+    write(options, rows)
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a shape, norm and mode."""
     dtype, device = getattr(torch, options.dtype), torch.device(options.device)
     layout = getattr(torch, options.layout)
     rows: list[dict[str, Any]] = []
@@ -54,48 +58,55 @@ def main() -> None:
         if options.graph:
             passes = {key: captured(run) for key, run in passes.items() if key[0] != "dbn"}
         for (norm, mode), seconds in medians(passes, options.rounds, device).items():
-            paper = PAPER.get(norm, {}).get(shape[1])
-            ratio = paper / PAPER["bn"][shape[1]] if paper else None
-            rows.append({"shape": text, "norm": norm, "mode": mode, "ms": 1000 * seconds, "paper_ratio": ratio})
-    print(table(rows, options.shapes))
-    write(options, rows)
+            row = {"shape": text, "norm": norm, "mode": mode, "ms": 1000 * seconds}
+            rows.append({**row, "paper_ratio": paper_ratio(norm, shape[1])})
+    return rows
 
 
-def _options() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options, or those of ``arguments``."""
     made = parser(__doc__, "layer", rounds=30)
     made.add_argument("--norms", nargs="+", default=NORMS, help="names, with options as swbn-fro:cov_samples=512")
     made.add_argument("--shapes", nargs="+", help="NxCxHxW; by default four of CIFAR's size, on a GPU the paper's")
     made.add_argument("--channels", nargs="+", type=int, help="the default shapes with these channels alone")
     made.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
     made.add_argument("--graph", action="store_true", help="replay CUDA graphs")
-    options = made.parse_args()
+    options = made.parse_args(arguments)
     if options.graph and not options.device.startswith("cuda"):
         made.error(f"--graph needs a GPU, the device is {options.device}")
+    check_kernels(made, options.norms)
     options.shapes = options.shapes or (GPU_SHAPES if options.device.startswith("cuda") else CPU_SHAPES)
     if options.channels:
         options.shapes = [shape for shape in options.shapes if int(shape.split("x")[1]) in options.channels]
     return options
 
 
+def paper_ratio(norm: str, channels: int) -> float | None:
+    """The paper's time of one layer over its BatchNorm's; None where it gives none."""
+    times = (find_paper_figure(table="table_time", norm=name, setting=f"d={channels}") for name in (norm, "bn"))
+    layer, base = (figure.value if figure else None for figure in times)
+    return layer / base if layer and base else None
+
+
 def training_pass(norm: str, x: Tensor) -> Pass:
     """Forward and backward of one layer in training, on an input and a gradient that stay the same."""
     if norm == "bn+products":
         return _batchnorm_and_products(x)
+    norm, kernels = split_kernels(norm)
     layer = _layer(norm, x.shape[1])
     if x.dtype.itemsize < 4 and norm in LITERAL:
         layer.weight.data, layer.bias.data = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
         layer = layer.to(x.device)
     else:
         layer = layer.to(x.device, x.dtype)
-    return _training(layer, x)
+    return by_kernels(_training(layer, x), kernels)
 
 
 def _layer(norm: str, channels: int) -> nn.Module:
     if norm in LITERAL:
         return LITERAL[norm](channels)
-    name, _, given = norm.partition(":")
-    options = dict(item.split("=") for item in given.split(",") if item)
-    return NormFactory(name, **{key: int(value) for key, value in options.items()})(channels)
+    variant = Variant.parse(norm)
+    return NormFactory(variant.name, **(variant.options or {}))(channels)
 
 
 def _training(layer: nn.Module, x: Tensor) -> Pass:
@@ -143,7 +154,10 @@ def table(rows: list[dict[str, Any]], shapes: list[str]) -> str:
     for norm, mode in dict.fromkeys((row["norm"], row["mode"]) for row in rows):
         cells = []
         for shape in shapes:
-            row, base = found[norm, mode, shape], found.get(("bn", mode, shape))
+            row, base = found.get((norm, mode, shape)), found.get(("bn", mode, shape))
+            if row is None:
+                cells.append("")
+                continue
             cell = f"{row['ms']:.3f}"
             if base and norm != "bn":
                 paper = f", paper {row['paper_ratio']:.1f}" if row["paper_ratio"] and mode == "train" else ""

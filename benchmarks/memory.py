@@ -9,6 +9,7 @@ GPU the allocator's own peak stands beside it.
 
 import argparse
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.layer import LITERAL
-from benchmarks.timing import parser, write
+from benchmarks.timing import check_kernels, parser, split_kernels, write
 from swbn_lightning import NormFactory
+from swbn_lightning.norms.kernels import use_kernels
 
 NORMS = ("bn", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
 
@@ -54,40 +56,57 @@ class PeakMemory(TorchDispatchMode):
 
 def main() -> None:
     """Measure, print, write."""
-    options = _options()
-    rows: list[dict[str, Any]] = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for norm in options.norms:
-            rows.append(_measure(norm, dtype, options))
-    print("| norm | float32, MiB (times BatchNorm) | bfloat16, MiB (times BatchNorm) |\n| --- | ---: | ---: |")
-    for norm in options.norms:
-        cells = []
-        for name in ("float32", "bfloat16"):
-            found = {row["norm"]: row["peak_bytes"] for row in rows if row["dtype"] == name}
-            cells.append(f"{found[norm] / 2**20:.1f} ({found[norm] / found['bn']:.2f})")
-        print(f"| {norm} | {' | '.join(cells)} |")
+    options = parse()
+    rows = measure(options)
+    print(table(rows, options.norms))
     write(options, rows)
 
 
-def _options() -> argparse.Namespace:
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a norm and dtype."""
+    return [_measure(norm, dtype, options) for dtype in (torch.float32, torch.bfloat16) for norm in options.norms]
+
+
+def table(rows: list[dict[str, Any]], norms: Sequence[str]) -> str:
+    """A line a norm: the tensors' peak, times BatchNorm's, and the allocator's on a GPU."""
+    lines = ["| norm | float32, MiB (times BatchNorm) | bfloat16, MiB (times BatchNorm) |", "| --- | ---: | ---: |"]
+    for norm in norms:
+        cells = []
+        for name in ("float32", "bfloat16"):
+            found = {row["norm"]: row for row in rows if row["dtype"] == name}
+            cell = []
+            for key in ("peak_bytes", "allocator_peak_bytes"):
+                peak, base = found[norm][key], found.get("bn", {}).get(key)
+                if peak:
+                    cell.append(f"{peak / 2**20:.1f}" + (f" ({peak / base:.2f})" if base else ""))
+            cells.append("; allocator ".join(cell))
+        lines.append(f"| {norm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options, or those of ``arguments``."""
     made = parser(__doc__, "memory", rounds=1)
     made.add_argument("--norms", nargs="+", default=NORMS)
     made.add_argument("--channels", type=int, default=64)
     made.add_argument("--side", type=int, default=32, help="height and width of the maps")
     made.add_argument("--batch", type=int, default=64)
     made.add_argument("--depth", type=int, default=8, help="norms in the chain")
-    return made.parse_args()
+    options = made.parse_args(arguments)
+    check_kernels(made, options.norms)
+    return options
 
 
 def _measure(norm: str, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     d = options.channels
+    name, kernels = split_kernels(norm)
     layers: list[nn.Module] = []
     for _ in range(options.depth):
-        made = LITERAL[norm](d) if norm in LITERAL else NormFactory(norm)(d)
+        made = LITERAL[name](d) if name in LITERAL else NormFactory(name)(d)
         layers += [nn.Conv2d(d, d, 1, bias=False), made, nn.ReLU(inplace=True)]
     model = nn.Sequential(*layers).to(options.device).to(memory_format=torch.channels_last)
-    if norm not in LITERAL:  # those keep their state in float32 by autocast alone
+    if name not in LITERAL:  # those keep their state in float32 by autocast alone
         model.to(dtype)
     x = torch.randn(options.batch, d, options.side, options.side, device=options.device, dtype=dtype)
     x = x.contiguous(memory_format=torch.channels_last)
@@ -99,12 +118,16 @@ def _measure(norm: str, dtype: torch.dtype, options: argparse.Namespace) -> dict
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     start = torch.cuda.memory_allocated() if cuda else 0
-    with PeakMemory([t for t in before if t is not None]) as counted, autocast:
+    with PeakMemory([t for t in before if t is not None]) as counted, autocast, use_kernels(kernels):
         loss = model(x).sum()
         loss.backward()
     peak = torch.cuda.max_memory_allocated() - start if cuda else None
-    name = str(dtype).removeprefix("torch.")
-    return {"norm": norm, "dtype": name, "peak_bytes": counted.peak, "allocator_peak_bytes": peak}
+    return {
+        "norm": norm,
+        "dtype": str(dtype).removeprefix("torch."),
+        "peak_bytes": counted.peak,
+        "allocator_peak_bytes": peak,
+    }
 
 
 if __name__ == "__main__":

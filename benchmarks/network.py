@@ -5,18 +5,20 @@
 
 ``resnet20`` takes CIFAR's images, ``resnet50`` (torchvision's, every BatchNorm converted) ImageNet's. A step is
 forward, loss, backward and an update by SGD, under autocast for 16-bit types. ``none`` has no normalisation at all:
-``fused`` against it says what is left of the layers at inference.
+``fused`` against it says what is left of the layers at inference. On a GPU ``swbn-fro:kernels`` trains by the layers'
+Triton kernels.
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet50  # type: ignore[import-untyped]
+from torchvision.models import resnet50
 
 from benchmarks.layer import LITERAL
-from benchmarks.timing import Pass, captured, medians, parser, write
+from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write
 from swbn_lightning import NormFactory, convert_norms, fuse_norms
 from swbn_lightning.backbones import build_backbone
 
@@ -26,7 +28,14 @@ SIDE = {"resnet20": 32, "resnet50": 224}
 
 def main() -> None:
     """Measure, print, write."""
-    options = _options()
+    options = parse()
+    rows = measure(options)
+    print(table(rows, options))
+    write(options, rows, "torchvision")
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a norm and mode."""
     device = torch.device(options.device)
     torch.manual_seed(options.seed)
     side = SIDE[options.network]
@@ -34,36 +43,45 @@ def main() -> None:
     labels = torch.randint(0, 10, (options.batch,), device=device)
     passes: dict[tuple[str, str], Pass] = {}
     for norm in options.norms:
-        passes[norm, "train"] = _training(network(options.network, norm).to(device), images, labels, options)
-    for norm in ("bn", "swbn-fro"):
+        name, kernels = split_kernels(norm)
+        run = _training(network(options.network, name).to(device), images, labels, options)
+        passes[norm, "train"] = by_kernels(run, kernels)
+    for norm in ("bn", "swbn-fro") if not options.train else ():
         fused = fuse_norms(network(options.network, norm).to(device))
         print(f"{norm}: {fused.fusion_report}")
         passes[f"fused {norm}", "eval"] = _inference(fused, images, options)
-    for norm in ("none", "bn", "swbn-fro"):
+    for norm in ("none", "bn", "swbn-fro") if not options.train else ():
         passes[norm, "eval"] = _inference(network(options.network, norm).to(device).eval(), images, options)
     if options.graph:
         passes = {key: captured(run) for key, run in passes.items()}
     times = medians(passes, options.rounds, device)
-    rows: list[dict[str, Any]] = []
-    print(f"| {options.network}, batch {options.batch} | ms | times BatchNorm | times none |")
-    print("| --- | ---: | ---: | ---: |")
-    for (norm, mode), seconds in times.items():
-        base, none = times.get(("bn", mode)), times.get(("none", mode))
-        rows.append({"norm": norm, "mode": mode, "ms": 1000 * seconds})
-        ratios = " | ".join(f"{seconds / other:.3f}" if other else "" for other in (base, none))
-        print(f"| {norm}, {mode} | {1000 * seconds:.2f} | {ratios} |")
-    write(options, rows, "torchvision")
+    return [{"norm": norm, "mode": mode, "ms": 1000 * seconds} for (norm, mode), seconds in times.items()]
 
 
-def _options() -> argparse.Namespace:
+def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    """A line a norm and mode; milliseconds, times BatchNorm's, times those without normalisation."""
+    times = {(row["norm"], row["mode"]): row["ms"] for row in rows}
+    lines = [f"| {options.network}, batch {options.batch} | ms | times BatchNorm | times none |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    for (norm, mode), time in times.items():
+        others = times.get(("bn", mode)), times.get(("none", mode))
+        ratios = " | ".join(f"{time / other:.3f}" if other else "" for other in others)
+        lines.append(f"| {norm}, {mode} | {time:.2f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options, or those of ``arguments``."""
     made = parser(__doc__, "network", rounds=10)
     made.add_argument("--network", default="resnet20", choices=list(SIDE))
     made.add_argument("--norms", nargs="+", default=NORMS)
     made.add_argument("--batch", type=int, default=128)
     made.add_argument("--graph", action="store_true", help="replay CUDA graphs of whole steps")
-    options = made.parse_args()
+    made.add_argument("--train", action="store_true", help="training steps alone, no inference")
+    options = made.parse_args(arguments)
     if options.graph and not options.device.startswith("cuda"):
         made.error(f"--graph needs a GPU, the device is {options.device}")
+    check_kernels(made, options.norms)
     return options
 
 

@@ -2,34 +2,57 @@
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from benchmarks.environment import environment, environment_line
+from swbn_lightning.norms.kernels import available, use_kernels
 
 Key = TypeVar("Key", bound=Hashable)
 Pass = Callable[[], object]
+KERNELS = "kernels"  # an option of a norm that is no argument of the layer
 WARM_UP = 3
+_LEAST_SECONDS = 2e-3  # on a GPU, so that the launch of the first of several passes does not count
+_MOST_REPEATS = 50
 
 
 def medians(passes: dict[Key, Pass], rounds: int, device: torch.device) -> dict[Key, float]:
-    """Seconds of each pass: the median over ``rounds``, in each of which every pass runs once."""
+    """Seconds of each pass: the median over ``rounds``, in each of which every pass has its turn.
+
+    A turn is one pass; on a GPU, as many as take 2 ms by its own clock.
+    """
     times: dict[Key, list[float]] = {key: [] for key in passes}
+    repeats = dict.fromkeys(passes, 1)
     for number in range(rounds + WARM_UP):
         for key, run in passes.items():
-            _wait(device)
-            start = time.perf_counter()
-            run()
-            _wait(device)
+            seconds = _seconds(run, repeats[key], device)
             if number >= WARM_UP:
-                times[key].append(time.perf_counter() - start)
+                times[key].append(seconds)
+            elif device.type == "cuda":
+                repeats[key] = min(_MOST_REPEATS, math.ceil(_LEAST_SECONDS / seconds))
     return {key: statistics.median(values) for key, values in times.items()}
+
+
+def _seconds(run: Pass, repeats: int, device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    torch.cuda.synchronize()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(repeats):
+        run()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1000 / repeats
 
 
 def captured(run: Pass) -> Pass:
@@ -46,15 +69,36 @@ def captured(run: Pass) -> Pass:
     return graph.replay
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def split_kernels(norm: str) -> tuple[str, bool]:
+    """``swbn-fro:kernels,update_every=2`` as ``swbn-fro:update_every=2`` and whether kernels are asked for."""
+    name, _, given = norm.partition(":")
+    options = [option for option in given.split(",") if option]
+    rest = ",".join(option for option in options if option != KERNELS)
+    return f"{name}:{rest}" if rest else name, KERNELS in options
 
 
-def parser(description: str | None, output: str, rounds: int) -> argparse.ArgumentParser:
-    """What all benchmarks take."""
+def by_kernels(run: Pass, on: bool) -> Pass:
+    """The same pass with the kernels switched on, or off."""
+
+    def switched() -> None:
+        with use_kernels(on):
+            run()
+
+    return switched
+
+
+def check_kernels(made: argparse.ArgumentParser, norms: Iterable[str]) -> None:
+    """End with an error if a norm asks for kernels that cannot run here."""
+    asking = [norm for norm in norms if split_kernels(norm)[1]]
+    if asking and not available():
+        made.error(f"{', '.join(asking)}: {available().reason}")
+
+
+def parser(description: str | None, output: str, rounds: int, dtype: bool = True) -> argparse.ArgumentParser:
+    """What all benchmarks take; ``dtype`` where they can run in several."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    if dtype:
+        made.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--seed", type=int, default=0)
@@ -68,4 +112,5 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]], *packages: st
     output.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": sys.argv, "environment": environment(*packages), "options": vars(options), "rows": rows}
     output.write_text(json.dumps(content, indent=2) + "\n")
-    print(f"\n{environment_line(*packages)}, {options.dtype}, seed {options.seed}\nwritten: {output}")
+    dtype = f", {options.dtype}" if "dtype" in options else ""
+    print(f"\n{environment_line(*packages)}{dtype}, seed {options.seed}\nwritten: {output}")

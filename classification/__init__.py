@@ -1,6 +1,23 @@
 """Many-shot image classification with any backbone and norm."""
 
 from classification.classifier import ImageClassifier
-from classification.datamodules import GlyphDataModule
+from classification.datamodules import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    FashionMNISTDataModule,
+    GlyphDataModule,
+    ImageFolderDataModule,
+    ImageNetDataModule,
+    MNISTDataModule,
+)
 
-__all__ = ["GlyphDataModule", "ImageClassifier"]
+__all__ = [
+    "CIFAR10DataModule",
+    "CIFAR100DataModule",
+    "FashionMNISTDataModule",
+    "GlyphDataModule",
+    "ImageClassifier",
+    "ImageFolderDataModule",
+    "ImageNetDataModule",
+    "MNISTDataModule",
+]

@@ -1,17 +1,23 @@
 """Few-shot learning: episodes, methods, data and evaluation."""
 
+from fewshot.cross_attention import CrossAttentionNetwork
 from fewshot.datamodule import EpisodeSettings, EpisodicDataModule
 from fewshot.episodes import Episodes, EpisodeSampler, sample_episodes
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
-from fewshot.heads import PrototypicalHead
+from fewshot.heads import CrossAttentionHead, MatchingHead, PrototypicalHead
+from fewshot.matching import MatchingNetwork
 from fewshot.prototypical import PrototypicalNetwork
 
 __all__ = [
+    "CrossAttentionHead",
+    "CrossAttentionNetwork",
     "EpisodeResult",
     "EpisodeSampler",
     "EpisodeSettings",
     "Episodes",
     "EpisodicDataModule",
+    "MatchingHead",
+    "MatchingNetwork",
     "PrototypicalHead",
     "PrototypicalNetwork",
     "evaluate_episodes",

@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader
 
 from fewshot.datasets import get_dataset
 from fewshot.episodes import EpisodeSampler
 from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.training import ImageBatch, ImageDataModule, ImageDataset, as_is
+from swbn_lightning.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,15 @@ class EvaluationTask(NamedTuple):
         return torch.bincount(labels)[labels] >= self.settings.shots + self.settings.queries
 
 
-class EpisodeDataset(Dataset[EpisodeBatch]):
+class EpisodeDataset(EpochDataset[EpisodeBatch]):
     """``settings.episodes`` episodes; item i is a function of (seed, epoch, i) alone, images included."""
 
     def __init__(self, image_set: ImageSet, settings: EpisodeSettings, seed: int, augment: CropFlip) -> None:
+        super().__init__()
         self.image_set, self.settings, self.seed, self.augment = image_set, settings, seed, augment
         self.sampler = EpisodeSampler(
             image_set.labels, settings.ways, settings.shots, settings.queries, image_set.class_names
         )
-        # Shared, so that workers which outlive an epoch see the next one's number.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Another set of episodes for every epoch."""
-        self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return self.settings.episodes
@@ -85,7 +80,7 @@ class EpisodeDataset(Dataset[EpisodeBatch]):
         return self.__getitems__([number])
 
     def __getitems__(self, numbers: list[int]) -> EpisodeBatch:
-        epoch = int(self._epoch)
+        epoch = self.epoch
         classes, support, query = self.sampler.draw(numbers, self.seed, epoch)
         images = self.image_set.images
         drawn = [self._draw_augmentation(epoch, number) for number in numbers]
@@ -93,19 +88,8 @@ class EpisodeDataset(Dataset[EpisodeBatch]):
 
     def _draw_augmentation(self, epoch: int, number: int) -> Tensor:
         s = self.settings
-        seed = hash((self.seed, epoch, number)) % 2**63  # integers alone: the same in every process
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(stream_seed(self.seed, epoch, number))
         return self.augment.draw(s.ways * (s.shots + s.queries), generator)
-
-
-class EpisodeOrder(DistributedSampler[EpisodeBatch]):
-    """Shards the episodes over processes, and passes on the epoch, which Lightning announces to samplers."""
-
-    dataset: EpisodeDataset
-
-    def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
-        self.dataset.set_epoch(epoch)
 
 
 class EpisodicDataModule(ImageDataModule):
@@ -204,7 +188,7 @@ class EpisodicDataModule(ImageDataModule):
         return DataLoader(
             dataset,
             batch_size=self.episodes_per_step,
-            sampler=EpisodeOrder(dataset, world, rank, shuffle=False, drop_last=True),
+            sampler=EpochSampler(dataset, world, rank, shuffle=False, drop_last=True),
             drop_last=True,
             collate_fn=as_is,
             num_workers=self.num_workers,
@@ -233,7 +217,7 @@ class EpisodicDataModule(ImageDataModule):
     def _prepare_episodes(self, batch: EpisodeBatch) -> EpisodeBatch:
         ways, shots = batch.support.shape[1:3]
         images = torch.cat([batch.support.flatten(1, 2), batch.query], dim=1)
-        if self.augment.padding or self.augment.flip:
+        if self.augment:
             flat = self.augment.apply(images.flatten(0, 1), batch.augmentation.flatten(0, 1))
             images = flat.reshape(images.shape)
         images = self.normalize(images)

@@ -6,25 +6,31 @@ random augmentation.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fewshot.episodes import EpisodeSampler
+from fewshot.heads import EpisodeHead
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.training import check_running_statistics
 
-# Most bytes that the gathered features of one chunk of episodes take: small enough to stay near the caches
-# (256 MiB took five times as long on a CPU).
+# Most bytes that one chunk of episodes takes, features and what the head makes of them: small enough to stay near the
+# caches (256 MiB took five times as long on a CPU).
 _CHUNK_BYTES = 16 * 2**20
 _Z95 = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """Accuracies of evaluated episodes; fractions in [0, 1]."""
+    """Accuracies of evaluated episodes; fractions in [0, 1].
+
+    The accuracy of a class is that of all its queries, in whatever episodes they were; NaN where none drew it.
+    """
 
     accuracies: Tensor  # [E] float64, on the CPU
     loss: float  # mean cross-entropy over all queries, nats
@@ -32,6 +38,9 @@ class EpisodeResult:
     shots: int
     queries: int
     seed: int
+    classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [L] the distinct labels
+    class_accuracies: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))  # [L] over queries
+    transductive: bool = False  # whether an episode's queries were classified together
 
     @property
     def mean(self) -> float:
@@ -70,6 +79,10 @@ def evaluate_episodes(
 ) -> EpisodeResult:
     """Accuracy of ``head`` on episodes ``0 .. num_episodes - 1`` of ``seed`` over cached features.
 
+    The head is run in evaluation mode. On a CPU its sums are the same to the last bit in chunks of any size. Where they
+    are not (a GPU may choose another kernel for another size), accuracies still are unless two logits of a query agree
+    to within rounding, about 1e-6 of their size.
+
     Args:
         features: ``[N, C]`` (or ``[N, C, h, w]`` for a head that takes maps), one row an image.
         labels: ``[N]`` integers.
@@ -79,30 +92,76 @@ def evaluate_episodes(
         queries: ``Q``, query images a class.
         num_episodes: how many; a longer evaluation begins with the episodes of a shorter one.
         seed: of the episodes.
-        chunk_size: episodes scored at once; the default keeps a chunk's gathered features under 16 MiB.
-            The result does not depend on it.
+        chunk_size: episodes scored at once; the default keeps a chunk, with what the head says that it makes of it
+            (:meth:`~fewshot.heads.EpisodeHead.values_per_episode`), under 16 MiB, or is 2.
         class_names: for error messages.
 
     Raises:
-        InputError: as :class:`~fewshot.episodes.EpisodeSampler`; features and labels of different length.
+        InputError: as :class:`~fewshot.episodes.EpisodeSampler`; features and labels of different length; a head with a
+            norm that would normalise by the episodes that happen to be in a chunk.
     """
     if len(features) != len(labels):
         raise InputError(f"evaluate_episodes: {len(features)} features but {len(labels)} labels.")
     require_positive("evaluate_episodes", num_episodes=num_episodes)
-    if chunk_size is None:
-        row_bytes = features[:1].numel() * features.element_size()
-        chunk_size = max(1, _CHUNK_BYTES // (ways * (shots + queries) * row_bytes))
-    require_positive("evaluate_episodes", chunk_size=chunk_size)
+    check_running_statistics(head)
     sampler = EpisodeSampler(labels, ways, shots, queries, class_names)
+    if chunk_size is None:
+        chunk_size = _chunk_size(head, features, ways, shots, queries)
+    require_positive("evaluate_episodes", chunk_size=chunk_size)
     target = torch.arange(ways, device=features.device).repeat_interleave(queries)
-    accuracies, losses = [], []
-    for start in range(0, num_episodes, chunk_size):
-        numbers = range(start, min(start + chunk_size, num_episodes))
-        _, support, query = sampler.draw(numbers, seed)
-        rows = features[support.to(features.device)], features[query.to(features.device).flatten(1)]
-        logits = head(*rows).float()
-        right = logits.argmax(-1) == target
-        accuracies.append(right.double().mean(-1).cpu())
-        targets = target.expand(len(numbers), -1)
-        losses.append(F.cross_entropy(logits.mT, targets, reduction="none").double().mean(-1).cpu())
-    return EpisodeResult(torch.cat(accuracies), torch.cat(losses).mean().item(), ways, shots, queries, seed)
+    classes, right, losses = [], [], []
+    with _evaluation_mode(head):
+        for start in range(0, num_episodes, chunk_size):
+            episodes = sampler.draw(range(start, min(start + chunk_size, num_episodes)), seed)
+            support, query = (rows.to(features.device) for rows in (episodes.support, episodes.query.flatten(1)))
+            logits = _two_at_least(head, features[support], features[query]).float()
+            targets = target.expand(len(logits), -1)
+            classes.append(episodes.classes)
+            right.append((logits.argmax(-1) == target).unflatten(1, (ways, queries)).sum(-1).cpu())
+            losses.append(F.cross_entropy(logits.mT, targets, reduction="none").double().mean(-1).cpu())
+    right_of = torch.cat(right)  # [E, W]
+    values, class_accuracies = _by_class(labels, torch.cat(classes), right_of, queries)
+    return EpisodeResult(
+        accuracies=right_of.sum(1).double() / (ways * queries),
+        loss=torch.cat(losses).mean().item(),
+        ways=ways,
+        shots=shots,
+        queries=queries,
+        seed=seed,
+        classes=values,
+        class_accuracies=class_accuracies,
+        transductive=isinstance(head, EpisodeHead) and head.transductive,
+    )
+
+
+def _by_class(labels: Tensor, classes: Tensor, right: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    """The distinct labels, and the accuracy of each: of its ``queries`` in an episode ``right [E, W]`` were right."""
+    values = torch.as_tensor(labels).unique().cpu().long()
+    places = torch.searchsorted(values, classes).flatten()
+    hits = torch.bincount(places, right.flatten().double(), minlength=len(values))
+    return values, hits / (torch.bincount(places, minlength=len(values)) * queries)
+
+
+def _chunk_size(head: nn.Module, features: Tensor, ways: int, shots: int, queries: int) -> int:
+    measured = head if isinstance(head, EpisodeHead) else EpisodeHead()
+    values = measured.values_per_episode(ways, shots, queries, features.shape[1:])
+    # Heads work in float32 at least; a chunk of one would be scored as two.
+    return max(2, _CHUNK_BYTES // (values * max(4, features.element_size())))
+
+
+def _two_at_least(head: nn.Module, support: Tensor, query: Tensor) -> Tensor:
+    """Logits; an episode by itself is scored beside its copy, for a product with one row is summed in another order."""
+    if len(support) > 1:
+        return head(support, query)
+    return head(support.expand(2, *support.shape[1:]), query.expand(2, *query.shape[1:]))[:1]
+
+
+@contextmanager
+def _evaluation_mode(head: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in head.modules()]
+    head.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

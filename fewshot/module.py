@@ -10,14 +10,19 @@ from torch.nn import functional as F
 from fewshot.datamodule import EpisodeBatch, EpisodicDataModule, EvaluationTask
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
 from swbn_lightning.errors import InputError
-from swbn_lightning.training import ImageBatch, TrainingModule, check_running_statistics
+from swbn_lightning.image_data import ImageBatch
+from swbn_lightning.training import TrainingModule, check_running_statistics
+
+# What Lightning's sanity check and fast_dev_run evaluate at most: whether it works, not how well.
+_PROBE_EPISODES = 20
 
 
 class EpisodicModule(TrainingModule):
     """Trains a backbone and a head on episodes; evaluates on episodes over cached features.
 
-    A method is its head: a subclass sets ``self.head``, a module from support ``[E, W, K, C]`` and query
-    ``[E, W*Q, C]`` to logits ``[E, W*Q, W]``. Training minimises the cross-entropy of the queries.
+    A method is its head: a subclass sets ``self.head`` (:class:`~fewshot.heads.EpisodeHead`), from support
+    ``[E, W, K, C]`` and query ``[E, W*Q, C]`` to logits ``[E, W*Q, W]``. Training minimises the cross-entropy of the
+    queries; a method with another loss overrides :meth:`episode_loss`.
 
     Validation and test use evaluation statistics always. They log ``<split>/accuracy`` and
     ``<split>/accuracy_ci95`` (fractions; half-width of the 95% interval over episodes), and ``<split>/loss``.
@@ -45,15 +50,26 @@ class EpisodicModule(TrainingModule):
         _ = self.episodic_data
         check_running_statistics(self.backbone)
 
+    def episode_loss(self, support: Tensor, query: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss to minimise and the accuracy (fraction) of training episodes.
+
+        Args:
+            support: features ``[E, W, K, ...]``.
+            query: features ``[E, W*Q, ...]``, class after class.
+            classes: ``[E, W]``, the classes' numbers in the training split.
+        """
+        logits = self.head(support, query)
+        target = query_targets(support, query)
+        loss = F.cross_entropy(logits.mT, target.expand(len(logits), -1))
+        return loss, (logits.argmax(-1) == target).float().mean()
+
     def training_loss(self, batch: EpisodeBatch) -> tuple[Tensor, Tensor]:
         episodes, ways, shots = batch.support.shape[:3]
         # One forward for support and query: the batch statistics are those of all of them.
         images = torch.cat([batch.support.flatten(0, 2), batch.query.flatten(0, 1)])
         support, query = self.embed(images).split([episodes * ways * shots, images.shape[0] - episodes * ways * shots])
-        logits = self.head(support.unflatten(0, (episodes, ways, shots)), query.unflatten(0, (episodes, -1)))
-        target = torch.arange(ways, device=logits.device).repeat_interleave(logits.shape[1] // ways)
-        loss = F.cross_entropy(logits.mT, target.expand(episodes, -1))
-        return loss, (logits.argmax(-1) == target).float().mean()
+        support, query = support.unflatten(0, (episodes, ways, shots)), query.unflatten(0, (episodes, -1))
+        return self.episode_loss(support, query, batch.classes)
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         self._keep(batch)
@@ -76,6 +92,8 @@ class EpisodicModule(TrainingModule):
     def on_predict_start(self) -> None:
         if self.trainer.world_size > 1:
             raise InputError("predict names images in one process; give --trainer.devices 1.")
+        if getattr(self.head, "transductive", False):
+            raise InputError("predict names each image by itself; leave out transductive: true.")
         data = self.episodic_data
         assert data.prediction is not None
         support = data.prediction.support
@@ -88,7 +106,10 @@ class EpisodicModule(TrainingModule):
         return self.head(self._support, self.embed(batch.images)[None])[0].softmax(-1)
 
     def _keep(self, batch: ImageBatch) -> None:
-        self._embedded.append((batch.numbers, self.embed(batch.images)))
+        images = batch.images
+        if len(images) == 1:  # by itself its sums are made in another order, and the digits would tell the batch size
+            images = images.expand(2, -1, -1, -1)
+        self._embedded.append((batch.numbers, self.embed(images)[: len(batch.images)]))
 
     def _evaluate(self, split: str) -> None:
         task = self.episodic_data.evaluation_task(split)
@@ -100,6 +121,7 @@ class EpisodicModule(TrainingModule):
             if not self._may_go_on(split, labels, task):
                 return
         s = task.settings
+        episodes = min(s.episodes, _PROBE_EPISODES) if self._is_probe() else s.episodes
         result = evaluate_episodes(
             features,
             labels,
@@ -107,7 +129,7 @@ class EpisodicModule(TrainingModule):
             ways=s.ways,
             shots=s.shots,
             queries=s.queries,
-            num_episodes=s.episodes,
+            num_episodes=episodes,
             seed=task.seed,
             class_names=task.class_names,
         )
@@ -125,6 +147,7 @@ class EpisodicModule(TrainingModule):
             "ci95": result.ci95,
             "std": result.std,
             "loss": result.loss,
+            **({"inference": "transductive"} if result.transductive else {}),
         }
         # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
         self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
@@ -133,7 +156,7 @@ class EpisodicModule(TrainingModule):
     def _may_go_on(self, split: str, labels: Tensor, task: EvaluationTask) -> bool:
         """Whether an evaluation of a part of the split can be made; says so where that was not to be expected."""
         ways, available = task.settings.ways, len(labels.unique())
-        if self.trainer.sanity_checking or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._is_probe():
             return available >= ways  # a batch or two may hold no episode; nothing is wrong with that here
         remedy = "To make evaluation shorter, lower its number of episodes instead of limit_*_batches."
         if available < ways:
@@ -143,6 +166,9 @@ class EpisodicModule(TrainingModule):
             f"the accuracy is not the split's. {remedy}"
         )
         return True
+
+    def _is_probe(self) -> bool:
+        return bool(self.trainer.sanity_checking or self.trainer.fast_dev_run)  # type: ignore[attr-defined]
 
     def _gather_embedded(self) -> tuple[Tensor, Tensor]:
         """Numbers (sorted, each once) and features of the images that all processes embedded."""
@@ -158,3 +184,9 @@ class EpisodicModule(TrainingModule):
         first = torch.ones_like(index, dtype=torch.bool)
         first[1:] = index[1:] != index[:-1]
         return index[first], features[first]
+
+
+def query_targets(support: Tensor, query: Tensor) -> Tensor:
+    """``[W*Q]``: the class inside its episode of every query of ``[E, W*Q, ...]``, for support ``[E, W, ...]``."""
+    ways = support.shape[1]
+    return torch.arange(ways, device=query.device).repeat_interleave(query.shape[1] // ways)

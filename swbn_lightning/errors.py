@@ -1,6 +1,7 @@
 """The one error for input that a user can mend, and the sentence it uses for a misspelt name."""
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from numbers import Integral
 
@@ -16,8 +17,15 @@ class InputError(ValueError):
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     """An :class:`InputError` that names ``name``, the nearest known name and all known ones."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    given = str(name).lower()
+
+    def nearness(candidate: str) -> tuple[float, int]:  # of two that are equally near, the one that begins alike
+        ratio = difflib.SequenceMatcher(None, candidate, given).ratio()
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(candidate, given, strict=False))
+        return ratio, len(list(alike))
+
+    near = max(names, key=nearness, default="")
+    hint = f"; did you mean {near!r}?" if near and nearness(near)[0] >= 0.5 else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}.")
 
 

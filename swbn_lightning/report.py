@@ -1,5 +1,6 @@
 """What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,46 @@ from swbn_lightning.runs import write_results
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
-_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries")
+_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference")
 
 
 class ResultTable(pl.Callback):
     """Prints the results of ``fit`` (validation), ``validate`` and ``test``, and writes them to the run's folder.
 
     ``fit`` shows the epoch whose checkpoint was kept as the best and, where it is another one, the last. An
-    interrupted ``fit`` shows what it had reached; a resumed one the epochs since then.
+    interrupted ``fit`` shows what it had reached; a resumed one the epochs since then. Without validation it shows the
+    last epoch, with the accuracy on its training batches.
+
+    The file of a ``fit`` also says whether it was ``completed``, the ``fit_seconds`` it took in all, and the
+    ``epoch_seconds`` of every whole epoch: its training steps and their data, without validation and whatever else is
+    done between epochs.
     """
 
     def __init__(self) -> None:
         self._history: list[dict[str, Any]] = []  # validation rows of `fit`, one an epoch
         self._evaluated: dict[str, Any] | None = None  # the row of `validate` or `test`
         self._folder: Path | None = None
+        self._completed = False  # whether a `fit` ended by itself
+        self._begun = 0.0
+        self._clock = _EpochClock()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         log_dir = trainer.log_dir  # the processes agree on it here; at the end some may be gone
         self._folder = Path(log_dir) if trainer.loggers and log_dir else None
+        self._begun = time.perf_counter()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock.start(pl_module.device)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.is_last_batch:
+            self._clock.stop()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock.pause()  # in the middle of an epoch (val_check_interval)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock.go_on()
         if isinstance(pl_module, TrainingModule) and not trainer.sanity_checking and "val" in pl_module.results:
             row = {**pl_module.results["val"], "epoch": trainer.current_epoch}
             if trainer.state.fn == "fit":
@@ -47,6 +68,7 @@ class ResultTable(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # Here, after the progress bar has ended, so that the table is the last thing to be seen.
         if stage == "fit":
+            self._completed = True
             self._finish_fit(trainer)
         elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
             checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
@@ -58,13 +80,19 @@ class ResultTable(pl.Callback):
             self._finish_fit(trainer)
 
     def _finish_fit(self, trainer: pl.Trainer) -> None:
-        if not self._history or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         monitors = [c for c in _callbacks(trainer) if isinstance(c, WhitenessMonitor)]
         history = monitors[0].history if monitors else []
+        checkpoint = _kept_checkpoint(trainer)
+        if self._history:
+            self._finish("best checkpoint", checkpoint, self._validated(checkpoint, history), history, "fit")
+        elif trained := _training_row(trainer):
+            self._finish("last checkpoint", checkpoint, [_with_whiteness(trained, history)], history, "fit")
+
+    def _validated(self, checkpoint: str | None, history: list[dict[str, float]]) -> list[dict[str, Any]]:
         last = self._history[-1]
         rows = []
-        checkpoint = _best_checkpoint(trainer)
         if checkpoint:
             saved = _load(checkpoint)
             best = [row for row in self._history if row["epoch"] == saved["epoch"]][-1:]
@@ -73,7 +101,7 @@ class ResultTable(pl.Callback):
             ]
         if not rows or rows[0]["epoch"] != last["epoch"]:
             rows.append(_with_whiteness({**last, "split": f"val (last, epoch {last['epoch']})"}, history))
-        self._finish("best checkpoint", checkpoint, rows, history, "fit")
+        return rows
 
     def _finish(
         self,
@@ -90,15 +118,51 @@ class ResultTable(pl.Callback):
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             own = _relative_to(checkpoint, self._folder)
-            results = {
+            results: dict[str, Any] = {
                 "command": command,
                 "results": rows,
                 "whiteness": whiteness,
                 "best_checkpoint": own,
                 "tested_checkpoint": None if own else checkpoint,
             }
+            if command == "fit":
+                results["completed"] = self._completed
+                results["fit_seconds"] = time.perf_counter() - self._begun
+                results["epoch_seconds"] = self._clock.epochs
             write_results(self._folder, results)
             console.print(f"run folder: {self._folder}", soft_wrap=True, highlight=False, markup=False)
+
+
+class _EpochClock:
+    """Wall-clock seconds of each training epoch, without what interrupts it."""
+
+    def __init__(self) -> None:
+        self.epochs: list[float] = []
+        self._device = torch.device("cpu")
+        self._running = False
+        self._passed, self._since = 0.0, 0.0
+
+    def start(self, device: torch.device) -> None:
+        self._device, self._running = device, True
+        self._passed, self._since = 0.0, self._now()
+
+    def pause(self) -> None:
+        if self._running:
+            self._passed += self._now() - self._since
+
+    def go_on(self) -> None:
+        if self._running:
+            self._since = self._now()
+
+    def stop(self) -> None:
+        if self._running:
+            self.epochs.append(self._passed + self._now() - self._since)
+            self._running = False
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the last steps are still under way
+        return time.perf_counter()
 
 
 def result_table(rows: list[dict[str, Any]]) -> Table:
@@ -115,8 +179,7 @@ def result_table(rows: list[dict[str, Any]]) -> Table:
     for key in _FIELDS:
         if any(key in row for row in rows):
             table.add_row(key, *(str(row.get(key, "–")) for row in rows))
-    accuracies = (f"{100 * row['accuracy']:.2f} ± {100 * row['ci95']:.2f} %" for row in rows)
-    table.add_row("accuracy ± 95% interval", *accuracies, style="bold")
+    table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
     for label, key, digits in (("whiteness distance", "distance", 2), ("RMS correlation", "rms", 3)):
         courses = (" → ".join(f"{value:.{digits}f}" for value in row[key]) if key in row else "–" for row in rows)
         table.add_row(f"{label}, start → end", *courses)
@@ -128,10 +191,26 @@ def _with_whiteness(row: dict[str, Any], history: list[dict[str, float]]) -> dic
     return {**row, **ends}
 
 
-def _best_checkpoint(trainer: pl.Trainer) -> str | None:
-    """What the checkpoint callback with a monitored quantity kept; the other one keeps the last epoch."""
-    chosen = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint) and c.monitor]
-    return chosen[0].best_model_path or None if chosen else None
+def _accuracy(row: dict[str, Any]) -> str:
+    interval = f"± {100 * row['ci95']:.2f} %" if "ci95" in row else "% while training"
+    return f"{100 * row['accuracy']:.2f} {interval}"
+
+
+def _training_row(trainer: pl.Trainer) -> dict[str, Any] | None:
+    """The last finished epoch's figures on its own training batches, each before its step; None before there are."""
+    measured = {key: trainer.callback_metrics.get(f"train/{key}") for key in ("accuracy", "loss")}
+    epoch = trainer.current_epoch - 1  # it counts on at the end of an epoch
+    if epoch < 0 or any(value is None for value in measured.values()):
+        return None
+    figures = {key: float(value) for key, value in measured.items() if value is not None}
+    return {"split": f"train (last, epoch {epoch})", "epoch": epoch, **figures}
+
+
+def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
+    """What the checkpoint callback with a monitored quantity kept, or else the other one: the last epoch."""
+    callbacks = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint)]
+    callbacks.sort(key=lambda c: c.monitor is None)
+    return next((c.best_model_path for c in callbacks if c.best_model_path), None)
 
 
 def _load(checkpoint: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from swbn_lightning.errors import InputError
 
@@ -25,11 +26,20 @@ def new_run_folder(root: str | Path, name: str) -> Path:
             number += 1
 
 
+def run_versions(base: str | Path) -> list[Path]:
+    """The ``version_<n>`` folders of a run's name, oldest first."""
+    return [folder for _, folder in sorted(_versions(Path(base)))]
+
+
 def write_results(folder: Path, results: dict[str, Any]) -> Path:
     """Write ``results.json`` whole or not at all."""
-    path = folder / RESULTS_FILE
+    return write_whole(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
 
@@ -39,7 +49,8 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
 
     Args:
         path: of a run's name the newest version with a checkpoint is taken.
-        prefer: in a folder, ``"best"`` (by validation) or ``"last"`` (to go on training).
+        prefer: in a folder, ``"best"`` (by validation; of a run without validation the last) or ``"last"`` (to go on
+            training).
 
     Raises:
         InputError: nothing there, a folder without a finished run, or a file that is not a checkpoint.
@@ -62,15 +73,47 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
     )
 
 
+def load_backbone(backbone: nn.Module, path: str | Path) -> None:
+    """Load the backbone of a checkpoint, whatever it was trained for: weights and statistics of its norms.
+
+    A BatchNorm's state also loads into a whitening layer in its place, which then starts from W the identity (or what
+    stands for it).
+
+    Args:
+        backbone: in place.
+        path: as :func:`find_checkpoint`.
+
+    Raises:
+        InputError: as :func:`find_checkpoint`; a checkpoint without a backbone, or with another one.
+    """
+    file = find_checkpoint(path)
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    prefix = "backbone."
+    state = {key.removeprefix(prefix): v for key, v in content["state_dict"].items() if key.startswith(prefix)}
+    if not state:
+        raise InputError(f"{file} holds no backbone: none of its weights is named {prefix}….")
+    try:
+        backbone.load_state_dict(state)
+    except RuntimeError as error:  # lists all that does not fit
+        settings = content.get("hyper_parameters", {})
+        made = ", ".join(f"{key}={settings[key]!r}" for key in ("backbone", "norm", "backbone_args") if key in settings)
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"the backbone in {file} ({made or 'its settings were not saved'}) is not this one: "
+            f"{reason[:300]}{'…' if len(reason) > 300 else ''}"
+        ) from error
+
+
 def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
     checkpoints = folder / "checkpoints"
     last = checkpoints / "last.ckpt"
     if prefer == "last":
         return last if last.is_file() else None
     if not (folder / RESULTS_FILE).exists():
-        # A killed run: the kept checkpoint is the newest but the last epoch's.
+        # A killed run: the kept checkpoint is the newest but the last epoch's; which is what a run without
+        # validation keeps.
         kept = sorted((p for p in checkpoints.glob("*.ckpt") if p != last), key=lambda p: p.stat().st_mtime)
-        return kept[-1] if kept else None
+        return kept[-1] if kept else last if last.is_file() else None
     try:
         results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,8 +1,7 @@
-"""What both trainings share: optimiser and schedule, the backbone, the images' way to the device."""
+"""What both trainings share: optimiser and schedule, the backbone, the training step."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 
 from swbn_lightning.backbones import Backbone, build_backbone
 from swbn_lightning.captured_step import CapturedStep
-from swbn_lightning.data import ImageSet
-from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.runs import load_backbone
 from swbn_lightning.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
@@ -50,13 +49,20 @@ class TrainingModule(pl.LightningModule):
         cuda_graph: capture forward, backward and optimiser step once and replay them
             (:class:`~swbn_lightning.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
             by launching kernels. Schedules, metrics and augmentation go on outside.
+        backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
+            (:func:`~swbn_lightning.runs.load_backbone`). It is read once, here; a checkpoint of this model holds the
+            weights and needs the file no more.
 
     Raises:
-        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; before
-            training, with ``cuda_graph``, whatever a captured step cannot do.
+        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; a
+            checkpoint of another backbone; before training, with ``cuda_graph``, whatever a captured step cannot do.
     """
 
     head: nn.Module
+    #: Whether :meth:`embed` gives the backbone's maps, not their averages.
+    embeds_maps = False
+    #: Arguments that a checkpoint does not keep, so that they can be chosen anew when it is loaded.
+    not_in_checkpoint: tuple[str, ...] = ("optimizer", "lr_scheduler", "backbone_checkpoint")
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class TrainingModule(pl.LightningModule):
         spare_norms_and_biases: bool = False,
         compile: bool = False,
         cuda_graph: bool = False,
+        backbone_checkpoint: str | None = None,
     ) -> None:
         super().__init__()
         if lr_interval not in INTERVALS:
@@ -80,7 +87,7 @@ class TrainingModule(pl.LightningModule):
         if warmup_steps < 0:
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
-        self.save_hyperparameters(ignore=["optimizer", "lr_scheduler", *(["backbone"] if given else [])])
+        self.save_hyperparameters(ignore=[*self.not_in_checkpoint, *(["backbone"] if given else [])])
         self._auto_step_size = (norm_args or {}).get("step_size") == AUTO
         if self._auto_step_size:
             norm_args = {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
@@ -89,10 +96,14 @@ class TrainingModule(pl.LightningModule):
         self.backbone = _resolve_backbone(backbone, norm, norm_args, backbone_args)
         if self._auto_step_size:
             set_step_size(self.backbone, 1, step_budget)  # its errors now; the number before training
+        if backbone_checkpoint is not None:
+            load_backbone(self.backbone, backbone_checkpoint)
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
         if compile:
-            self.backbone.compile()  # in place: the names of the parameters stay
+            # In place, so that the names of the parameters stay; a map's way does not lead through the whole's forward.
+            for part in self.backbone.children() if self.embeds_maps else (self.backbone,):
+                part.compile()
         self.channels_last = channels_last
         self._step_budget, self._spare_norms_and_biases = step_budget, spare_norms_and_biases
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
@@ -107,11 +118,11 @@ class TrainingModule(pl.LightningModule):
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features ``[N, C]`` of images ``[N, in_channels, H, W]``."""
+        """Features ``[N, C]``, or maps ``[N, C, h, w]``, of images ``[N, in_channels, H, W]``."""
         images = images.to(next(self.backbone.parameters()).dtype)  # precision: bf16-true and the like
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.backbone(images)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        images = images.contiguous(memory_format=layout)
+        return self.backbone.forward_features(images) if self.embeds_maps else self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.embed(images)
@@ -123,6 +134,9 @@ class TrainingModule(pl.LightningModule):
                 f"the images have {data.channels} channel(s), but the backbone takes {self.backbone.in_channels}: "
                 f"set backbone_args: {{in_channels: {data.channels}}}."
             )
+        size = getattr(data, "image_size", None)
+        if size is not None:
+            self.backbone.check_image_size(size, size)
         if stage == "fit" and self.cuda_graph:
             _check_graph_can_be_captured(self.trainer)
         if stage == "fit" and self._auto_step_size:
@@ -136,7 +150,7 @@ class TrainingModule(pl.LightningModule):
         rank_zero_info(f"step_size: auto is {value:.3g} for {forwards} training forwards")
 
     @property
-    def image_data(self) -> "ImageDataModule":
+    def image_data(self) -> ImageDataModule:
         """The trainer's data module."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, ImageDataModule):
@@ -260,74 +274,3 @@ def check_running_statistics(model: nn.Module) -> None:
                 "images by the batch they happen to be in; evaluation embeds each image by itself. "
                 "Leave out track_running_stats: false."
             )
-
-
-class ImageBatch(NamedTuple):
-    """Images with their numbers in the split; ``images`` is uint8 until it reaches the device."""
-
-    numbers: Tensor  # [B] int64
-    images: Tensor  # [B, C, H, W]
-
-
-class ImageDataset(torch.utils.data.Dataset[ImageBatch]):
-    """A split image by image, in a given order; a whole batch is one gather."""
-
-    def __init__(self, image_set: ImageSet, order: Tensor | None = None) -> None:
-        self.image_set = image_set
-        self.order = torch.arange(len(image_set)) if order is None else order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, position: int) -> ImageBatch:
-        return self.__getitems__([position])
-
-    def __getitems__(self, positions: list[int]) -> ImageBatch:
-        numbers = self.order[positions]
-        return ImageBatch(numbers, self.image_set.images[numbers])
-
-
-def as_is(batch: Any) -> Any:
-    """Collate function for data sets that hand out whole batches."""
-    return batch
-
-
-class ImageDataModule(pl.LightningDataModule, ABC):
-    """Splits in memory as uint8, made float, augmented and normalised on the device that trains.
-
-    A subclass gives :meth:`load` and the loaders, and says in :meth:`on_after_batch_transfer` what becomes of
-    its batches.
-    """
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], augment: CropFlip) -> None:
-        super().__init__()
-        self.augment = augment
-        self._mean, self._std = mean, std
-        self._sets: dict[str, ImageSet] = {}
-
-    @property
-    def channels(self) -> int:
-        """Channels of the images."""
-        return len(self._mean)
-
-    @abstractmethod
-    def load(self, split: str) -> ImageSet:
-        """Read a split (``"train"``, ``"val"`` or ``"test"``); :meth:`image_set` keeps it."""
-
-    def image_set(self, split: str) -> ImageSet:
-        """A split, read at first use."""
-        if split not in self._sets:
-            self._sets[split] = self.load(split)
-        return self._sets[split]
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """uint8 ``[..., C, H, W]`` to float: ``(x / 255 - mean) / std`` per channel."""
-        mean = torch.tensor(self._mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self._std, device=images.device).view(-1, 1, 1)
-        return (images / 255 - mean) / std
-
-    def sample_images(self, count: int, split: str = "val", seed: int = 0) -> Tensor:
-        """A fixed random sample of a split, normalised: float ``[min(count, N), C, H, W]`` on the CPU."""
-        images = self.image_set(split).images
-        generator = torch.Generator().manual_seed(seed)
-        return self.normalize(images[torch.randperm(len(images), generator=generator)[:count]])

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from cli import main
 from swbn_lightning.runs import find_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
-CONFIGS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+# Those of the paper need other data: tests/classification and tests/fewshot run them.
+CONFIGS = sorted(p for p in (REPOSITORY / "configs").rglob("*.yaml") if "paper" not in p.parts)
 CIFAR_FS = REPOSITORY / "configs" / "fewshot" / "cifar_fs_prototypical.yaml"
 SHORT = [
     "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--data.train.ways=5", "--data.train.shots=1",
@@ -62,6 +64,8 @@ def test_a_run_leaves_what_one_needs(run):
     assert best["classes"] == 16 and best["images"] == 16 * 24 and best["episodes"] == 50
     assert 0.2 < best["accuracy"] <= 1 and 0 < best["ci95"] < 0.2
     assert [entry["epoch"] for entry in results["whiteness"]] == [-1, 0, 1]
+    assert results["completed"] and len(results["epoch_seconds"]) == 2
+    assert 0 < sum(results["epoch_seconds"]) < results["fit_seconds"]
 
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     distances = [float(row["whiteness/distance/mean"]) for row in rows if row["whiteness/distance/mean"]]
@@ -175,8 +179,39 @@ def test_an_interrupted_run_shows_what_it_had_reached(run, capsys):
         main(["fit", *arguments, "--run.name=stopped", "--trainer.callbacks=tests.test_cli.Interrupt"])
     results = json.loads((folder.parent / "stopped" / "version_0" / "results.json").read_text())
     assert [row["epoch"] for row in results["results"]] == [0]
+    assert not results["completed"] and len(results["epoch_seconds"]) == 1
     assert "accuracy ± 95%" in capsys.readouterr().out
     main(["test", *arguments, "--ckpt_path", str(folder.parent / "stopped")])
+
+
+class Hours(pl.Callback):
+    """An hour a training batch, a day a validation batch, a year between epochs."""
+
+    now = 0.0
+
+    def on_train_batch_start(self, *args):
+        Hours.now += 1
+
+    def on_validation_batch_start(self, *args):
+        Hours.now += 24
+
+    def on_train_epoch_end(self, *args):
+        Hours.now += 8760
+
+
+def test_an_epochs_time_is_that_of_its_training(run, monkeypatch):
+    _, arguments = run
+    monkeypatch.setattr("swbn_lightning.report.time", SimpleNamespace(perf_counter=lambda: Hours.now))
+    often = [
+        "--trainer.val_check_interval=2",
+        "--trainer.max_epochs=1",
+        "--data.episodes_per_step=1",
+        "--run.root=here",
+    ]
+    main(["fit", *arguments, *often, "--trainer.callbacks=tests.test_cli.Hours"])
+    (folder,) = Path("here").glob("*/version_0")
+    results = json.loads((folder / "results.json").read_text())
+    assert results["epoch_seconds"] == [3] and results["fit_seconds"] > 8760
 
 
 @pytest.mark.parametrize("off", ["logger", "enable_progress_bar", "enable_checkpointing"])

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from classification import GlyphDataModule, ImageClassifier
-from swbn_lightning import SWBN2d
+from swbn_lightning import SWBN1d
 from swbn_lightning.step_size import auto_step_size
 
 
 def model(**options):
-    defaults = {"num_classes": 10, "backbone": "resnet20", "backbone_args": {"in_channels": 1}, "norm": "swbn-fro"}
+    defaults = {"num_classes": 10, "backbone": "mlp", "backbone_args": {"hidden": [32, 32]}, "norm": "swbn-fro"}
     return ImageClassifier(**defaults | options)
 
 
@@ -52,13 +52,13 @@ def test_auto_becomes_a_number_before_training(tmp_path, norm, options, trainer_
     norm_args = {"step_size": "auto", **{k: v for k, v in options.items() if k == "update_every"}}
     module = model(norm=norm, norm_args=norm_args, step_budget=options.get("step_budget"))
     trainer = fit(module, **trainer_options)
-    layers = [layer for layer in module.modules() if isinstance(layer, SWBN2d)]
+    layers = [layer for layer in module.modules() if isinstance(layer, SWBN1d)]
     assert layers and all(layer.step_size == pytest.approx(expected) for layer in layers)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
     assert saved["norm_args"]["step_size"] == pytest.approx(expected)
     loaded = ImageClassifier.load_from_checkpoint(tmp_path / "a.ckpt")
-    assert next(m for m in loaded.modules() if isinstance(m, SWBN2d)).step_size == pytest.approx(expected)
+    assert next(m for m in loaded.modules() if isinstance(m, SWBN1d)).step_size == pytest.approx(expected)
 
 
 def test_auto_where_it_cannot_be():
@@ -81,7 +81,7 @@ def test_weight_decay_can_spare_norms_and_biases(spare):
     assert set(decay) == {id(p) for p in module.parameters()}
     for layer in module.modules():
         for name, parameter in layer.named_parameters(recurse=False):
-            spared = spare and (name == "bias" or isinstance(layer, SWBN2d))
+            spared = spare and (name == "bias" or isinstance(layer, SWBN1d))
             assert decay[id(parameter)] == (0.0 if spared else 0.5), (layer, name)
 
 
@@ -117,5 +117,5 @@ def test_five_best_guesses():
         logits = module.eval()(data.normalize(images))
     right = (logits.argsort(dim=1, descending=True)[:, :5] == labels[:, None]).any(1).float().mean()
     assert module.results["val"]["top5"] == pytest.approx(right.item())
-    assert ImageClassifier(num_classes=5, backbone="resnet20").eval_top5 is None
+    assert model(num_classes=5).eval_top5 is None
     assert isinstance(module.head, nn.Linear)

@@ -10,7 +10,8 @@ import torch
 
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.cifar import CIFAR100_FILES, cifar100_class_names, is_cifar100, read_cifar100
-from swbn_lightning.data.folders import class_folders, load_class_folders
+from swbn_lightning.data.files import checked_root, shown_content
+from swbn_lightning.data.folders import load_class_folders, require_classes
 from swbn_lightning.errors import InputError
 
 SPLITS = ("train", "val", "test")
@@ -39,7 +40,7 @@ def load_cifar_fs(split: str, root: str | None, image_size: int = 32) -> ImageSe
         InputError: a root that is missing, not a folder, empty or of another kind; classes missing or
             foreign; unreadable files.
     """
-    folder = _checked_root(root)
+    folder = checked_root("cifar-fs", root, _expected)
     for candidate in (folder, folder / "cifar-100-python"):
         if is_cifar100(candidate):
             if image_size != 32:
@@ -48,9 +49,7 @@ def load_cifar_fs(split: str, root: str | None, image_size: int = 32) -> ImageSe
     for candidate in (folder, folder / "cifar_fs", folder / "cifar-fs"):
         if (candidate / split).is_dir():
             return _from_folders(candidate / split, split, image_size)
-    found = sorted(p.name for p in folder.iterdir())
-    shown = ", ".join(found[:6]) + (", ..." if len(found) > 6 else "")
-    raise InputError(f"cifar-fs: nothing usable in {folder} (it holds {shown or 'nothing'}). {_expected(folder)}")
+    raise InputError(f"cifar-fs: nothing usable in {folder} (it holds {shown_content(folder)}). {_expected(folder)}")
 
 
 def _expected(folder: Path) -> str:
@@ -59,17 +58,6 @@ def _expected(folder: Path) -> str:
         f"Looked for CIFAR-100's files {folder}/cifar-100-python/{{{files}}} and for class folders "
         f"{folder}/{{{','.join(SPLITS)}}}/<class>/<image>."
     )
-
-
-def _checked_root(root: str | None) -> Path:
-    if root is None:
-        raise InputError("cifar-fs: give a root, as `--data.root DIR`. " + _expected(Path("DIR")))
-    folder = Path(root).expanduser()
-    if not folder.exists():
-        raise InputError(f"cifar-fs: root {folder} does not exist. {_expected(folder)}")
-    if not folder.is_dir():
-        raise InputError(f"cifar-fs: root {folder} is a file, not a folder. {_expected(folder)}")
-    return folder
 
 
 def _from_cifar100(folder: Path, split: str) -> ImageSet:
@@ -87,13 +75,5 @@ def _from_cifar100(folder: Path, split: str) -> ImageSet:
 
 
 def _from_folders(folder: Path, split: str, image_size: int) -> ImageSet:
-    wanted = set(cifar_fs_classes(split))
-    found = {p.name for p in class_folders(folder)}
-    if found != wanted:
-        missing, foreign = sorted(wanted - found), sorted(found - wanted)
-        raise InputError(
-            f"cifar-fs: {folder} does not hold the {len(wanted)} classes of the {split} split: "
-            f"missing {', '.join(missing[:5]) or 'none'}{' ...' if len(missing) > 5 else ''} ({len(missing)}), "
-            f"foreign {', '.join(foreign[:5]) or 'none'}{' ...' if len(foreign) > 5 else ''} ({len(foreign)})."
-        )
+    require_classes("cifar-fs", folder, cifar_fs_classes(split), f"the {split} split")
     return load_class_folders(folder, f"cifar-fs/{split}", image_size)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fewshot.datasets.cifar_fs import load_cifar_fs
 from swbn_lightning.data import ImageSet
+from swbn_lightning.data.cifar import CIFAR100_MEAN, CIFAR100_STD
 from swbn_lightning.data.glyphs import GLYPH_MEAN, GLYPH_STD, glyphs
 from swbn_lightning.errors import InputError, unknown_name
 
@@ -35,8 +36,7 @@ def _load_glyphs(split: str, root: str | None, image_size: int) -> ImageSet:
 
 _DATASETS = {
     "glyphs": FewShotDataset(_load_glyphs, 28, (GLYPH_MEAN,), (GLYPH_STD,)),
-    # Of CIFAR-100's training images, the published figures.
-    "cifar-fs": FewShotDataset(load_cifar_fs, 32, (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "cifar-fs": FewShotDataset(load_cifar_fs, 32, CIFAR100_MEAN, CIFAR100_STD),
 }
 
 

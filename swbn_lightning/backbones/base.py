@@ -1,16 +1,23 @@
 """What every backbone offers, and the blocks' common pieces."""
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+
+from swbn_lightning.errors import InputError, unknown_name
+
+STRIDE_IN = ("3x3", "1x1")
 
 
 class Backbone(nn.Module):
     """Images ``[N, in_channels, H, W]`` to features.
 
-    A subclass sets ``num_features`` (C) and ``in_channels`` and defines :meth:`forward_features`.
+    A subclass sets ``num_features`` (C), ``in_channels`` and, unless any size will do, ``min_image_size``; it defines
+    :meth:`forward_features`, which begins with :meth:`require_size`.
     """
 
     num_features: int
     in_channels: int
+    #: Side in pixels that an image needs for the last map to have one whole position: the product of the strides.
+    min_image_size: int = 1
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The last feature map, ``[N, C, h, w]``."""
@@ -20,18 +27,51 @@ class Backbone(nn.Module):
         """The map averaged over its positions, ``[N, C]``."""
         return self.forward_features(x).mean(dim=(2, 3))
 
+    def check_image_size(self, height: int, width: int) -> None:
+        """Raise :class:`InputError` for images that are too small, so that it can be said before training."""
+        _refuse_below(self.min_image_size, height, width, type(self).__name__)
 
-def conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
+    def require_size(self, x: Tensor) -> None:
+        """:meth:`check_image_size` for a forward; torch.fx keeps it as one node instead of deciding it."""
+        _require_size(x, self.min_image_size, type(self).__name__)
+
+
+@fx.wrap
+def _require_size(x: Tensor, smallest: int, network: str) -> None:
+    _refuse_below(smallest, x.shape[-2], x.shape[-1], network)
+
+
+def _refuse_below(smallest: int, height: int, width: int, network: str) -> None:
+    if height < smallest or width < smallest:
+        raise InputError(
+            f"{network} needs images of at least {smallest}x{smallest} pixels, got {height}x{width}: enlarge them, "
+            "or choose a network for smaller ones (the smallest: 4x4 for resnet20, resnet32, resnetv2_56, wrn_*)."
+        )
+
+
+def conv(in_channels: int, out_channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """A convolution without bias (a normalisation follows) that keeps the size at stride 1."""
-    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False)
+    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
-def initialize_fan_out(module: nn.Module, nonlinearity: str = "relu") -> None:
-    """He initialisation by fan-out for every convolution, in order of definition.
+def bottleneck_strides(stride: int, stride_in: str) -> tuple[int, int]:
+    """Strides of a bottleneck's first 1x1 and of its 3x3 convolution, ``stride_in`` naming the one that has it."""
+    if stride_in not in STRIDE_IN:
+        raise unknown_name("stride_in of a bottleneck", stride_in, STRIDE_IN)
+    return (stride, 1) if stride_in == "1x1" else (1, stride)
 
-    Normalisation layers draw no random numbers, so the same seed gives the same convolutions whatever
-    the norm (section 4.1 of the paper compares networks that start from identical parameters).
+
+def initialize_he(module: nn.Module, mode: str = "fan_out", nonlinearity: str = "relu") -> None:
+    """He initialisation (He et al., ICCV 2015) of every convolution and linear layer, in order of definition.
+
+    Normalisation layers draw no random numbers, so the same seed gives the same weights whatever the norm
+    (section 4.1 of the paper compares networks that start from identical parameters).
+
+    Args:
+        module: holds the layers.
+        mode: ``"fan_out"``, as the ResNets' public code has it, or ``"fan_in"``, as that paper and Wide ResNet's code.
+        nonlinearity: what follows, ``"relu"`` or ``"leaky_relu"``.
     """
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity=nonlinearity)  # type: ignore[arg-type]
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, mode=mode, nonlinearity=nonlinearity)  # type: ignore[arg-type]

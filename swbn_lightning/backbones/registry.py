@@ -6,19 +6,45 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swbn_lightning.backbones.base import Backbone
+from swbn_lightning.backbones.library import LibraryBackbone, TimmBackbone, TorchvisionBackbone
+from swbn_lightning.backbones.mlp import MLP
+from swbn_lightning.backbones.resnet import ResNet
 from swbn_lightning.backbones.resnet12 import ResNet12
-from swbn_lightning.backbones.resnet_cifar import ResNetCifar
+from swbn_lightning.backbones.resnet_cifar import ResNetCifar, resnet32
+from swbn_lightning.backbones.resnetv2 import ResNetV2, ResNetV2Cifar
+from swbn_lightning.backbones.vgg import VGG
+from swbn_lightning.backbones.wide_resnet import WideResNet
 from swbn_lightning.errors import require_positive, unknown_name
 from swbn_lightning.norms import NormFactory
 
+_50, _101 = (3, 4, 6, 3), (3, 4, 23, 3)  # units of the four stages
+
+# What a name fixes is no option of it; everything else that its class takes is.
 _BACKBONES: dict[str, Callable[..., Backbone]] = {
-    "resnet12": ResNet12,
+    # for 28x28 and 32x32 images
+    "mlp": MLP,
+    "vgg": VGG,
     "resnet20": functools.partial(ResNetCifar, depth=20),
+    "resnet32": resnet32,
+    "resnetv2_56": functools.partial(ResNetV2Cifar, depth=56),
+    "resnetv2_164": functools.partial(ResNetV2Cifar, depth=164, block="bottleneck"),
+    "wrn": WideResNet,
+    "wrn_28_10": functools.partial(WideResNet, depth=28, width=10),
+    "wrn_40_10": functools.partial(WideResNet, depth=40, width=10),
+    # for 84x84 images
+    "resnet12": ResNet12,
+    # for 224x224 images
+    "resnet50": functools.partial(ResNet, layers=_50, groups=1, group_width=64),
+    "resnext50_32x4d": functools.partial(ResNet, layers=_50, groups=32, group_width=4),
+    "resnext101_32x4d": functools.partial(ResNet, layers=_101, groups=32, group_width=4),
+    "resnetv2_50": functools.partial(ResNetV2, layers=_50),
+    "resnetv2_101": functools.partial(ResNetV2, layers=_101),
 }
+_LIBRARIES: dict[str, type[LibraryBackbone]] = {cls.package: cls for cls in (TorchvisionBackbone, TimmBackbone)}
 
 
 def available_backbones() -> tuple[str, ...]:
-    """All names that :func:`build_backbone` knows, sorted."""
+    """This package's own names for :func:`build_backbone`, sorted; it also takes those of torchvision and timm."""
     return tuple(sorted(_BACKBONES))
 
 
@@ -26,21 +52,21 @@ def build_backbone(name: str, norm: str = "bn", norm_args: Mapping[str, Any] | N
     """A backbone with the named normalisation layers.
 
     Args:
-        name: one of :func:`available_backbones`.
+        name: one of :func:`available_backbones`; or ``"torchvision/<model>"`` or ``"timm/<model>"``, any of their
+            classification networks, converted (:class:`~swbn_lightning.backbones.library.LibraryBackbone`).
         norm: a name that :class:`~swbn_lightning.NormFactory` knows.
         norm_args: options of that norm, as ``{"step_size": 1e-4}``.
         options: the backbone's own: ``in_channels`` for all, and what its class documents.
 
     Returns:
-        A module with ``forward(x) -> [N, C]``, ``forward_features(x) -> [N, C, h, w]``, ``num_features`` (C).
+        A module with ``forward(x) -> [N, C]``, ``forward_features(x) -> [N, C, h, w]`` (an error where there is no
+        map), ``num_features`` (C), ``in_channels``.
 
     Raises:
         InputError: an unknown backbone, norm or option, with the nearest known one and all of them.
     """
-    if name not in _BACKBONES:
-        raise unknown_name("backbone", name, _BACKBONES)
+    make = _maker(name)
     factory = NormFactory(norm, **(norm_args or {}))
-    make = _BACKBONES[name]
     fixed = set(make.keywords) if isinstance(make, functools.partial) else set()
     known = set(inspect.signature(make).parameters) - {"norm"} - fixed
     for option in options:
@@ -48,3 +74,12 @@ def build_backbone(name: str, norm: str = "bn", norm_args: Mapping[str, Any] | N
             raise unknown_name(f"option of backbone {name!r}:", option, known)
     require_positive(f"backbone {name!r}", in_channels=options.get("in_channels", 3))
     return make(factory, **options)
+
+
+def _maker(name: str) -> Callable[..., Backbone]:
+    if name in _BACKBONES:
+        return _BACKBONES[name]
+    package, _, model = name.partition("/")
+    if package in _LIBRARIES and model:
+        return functools.partial(_LIBRARIES[package], model=model)
+    raise unknown_name("backbone", name, [*_BACKBONES, *(f"{package}/<model>" for package in _LIBRARIES)])

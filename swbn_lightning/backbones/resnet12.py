@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from swbn_lightning.backbones.base import Backbone, conv, initialize_fan_out
+from swbn_lightning.backbones.base import Backbone, conv, initialize_he
 from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import NormFactory
 
@@ -38,6 +38,8 @@ class ResNet12(Backbone):
             with ProtoNet and for the SVM head; 0 (the default) for none.
         drop_block_size: side of the square that DropBlock removes, 5 in the public code.
     """
+
+    min_image_size = 16
 
     def __init__(
         self,
@@ -76,9 +78,10 @@ class ResNet12(Backbone):
             previous = width
         self.blocks = nn.Sequential(*blocks)
         self.num_features = widths[-1]
-        initialize_fan_out(self, "relu" if form == "can" else "leaky_relu")
+        initialize_he(self, nonlinearity="relu" if form == "can" else "leaky_relu")
 
     def forward_features(self, x: Tensor) -> Tensor:
+        self.require_size(x)
         return self.blocks(self.stem(x))
 
 
@@ -108,8 +111,6 @@ class _Block(nn.Module):
         out = F.leaky_relu(self.norm3(self.conv3(out)) + self.shortcut(x), self.slope)
         if not self.pool:
             return out
-        if min(out.shape[2:]) < 2:
-            raise InputError("resnet12: form 'metaoptnet' halves the image four times; give at least 16x16 pixels.")
         return F.max_pool2d(out, 2)
 
 

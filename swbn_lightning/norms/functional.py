@@ -223,14 +223,20 @@ def center(x: Tensor, mean: Tensor) -> Tensor:
     return (x - per_channel(mean, x)).to(x.dtype)
 
 
-def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
+def covariance(xs: Tensor, num_groups: int = 1, scale: Tensor | None = None) -> Tensor:
     """``xs^T xs / n`` of standardised (or centred) activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
 
     Divided by ``n``, not by ``n - 1``; 0 for no samples. The values of ``xs`` as they are, multiplied and summed in
     float32 or better.
+
+    Args:
+        xs: ``[N, C, ...]``.
+        num_groups: blocks of channels whose covariances are taken apart.
+        scale: ``[C]``, by which ``xs`` would have to be multiplied first, such as ``1 / sqrt(var + eps)``.
     """
     rows = as_rows(xs)
-    return gram(rows, rows, num_groups) / max(rows.shape[0], 1)
+    s = gram(rows, rows, num_groups) / max(rows.shape[0], 1)
+    return s if scale is None else scaled(scaled(s, scale).mT, scale)
 
 
 def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tensor:

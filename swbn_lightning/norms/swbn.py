@@ -1,6 +1,8 @@
 """Stochastic Whitening Batch Normalization: the layers (CVPR 2021, Algorithms 1 and 3)."""
 
+import functools
 import math
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms import kernels
 from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
 from swbn_lightning.norms.closed_form import is_transformed, whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
@@ -151,6 +154,8 @@ class SWBN(WhiteningNorm):
             return self._forward_empty(x)
         if not synchronized and is_transformed():
             return self._forward_plain(x)
+        if not synchronized and kernels.take_samples(x, self.whitening_matrix, self.weight, self.bias):
+            return self._forward_by_kernels(x)
         total: Tensor | None = None
         with torch.no_grad():
             rows = WF.as_rows(x)
@@ -164,40 +169,57 @@ class SWBN(WhiteningNorm):
                 rstd = torch.rsqrt(variance + self.eps)
             else:
                 rows, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
-            scale = rstd if centred else None
-            compiling = torch.compiler.is_compiling()
-            if not compiling and is_recomputing():
-                w = self._first_runs.find(mean, variance)
-            else:
-                w = self._step(mean, variance, rows, scale, total, positions=math.prod(x.shape[2:]))
-                if not compiling:
-                    self._first_runs.note(mean, variance, w)
+            covariance = functools.partial(WF.covariance, scale=rstd) if centred else WF.covariance
+            w = self._step_once(mean, variance, rows, total, math.prod(x.shape[2:]), covariance)
         return whiten_standardized(x, rows, rstd, w, self.weight, self.bias, total, centred)
+
+    def _forward_by_kernels(self, x: Tensor) -> Tensor:
+        from swbn_lightning.norms.kernels import training  # loads Triton
+
+        with torch.no_grad():
+            batch = training.Batch(x, self.eps)
+            positions = math.prod(x.shape[2:])
+            w = self._step_once(batch.mean, batch.variance, batch.rows, None, positions, batch.covariance)
+        return training.whiten(x, batch, w, self.weight, self.bias)
 
     def _forward_plain(self, x: Tensor) -> Tensor:
         """A training forward without autograd functions of our own."""
         xs, mean, variance, _ = WF.standardize_batch(x, self.eps)
         with torch.no_grad():
-            w = self._step(mean, variance, WF.as_rows(xs), None, None, positions=math.prod(x.shape[2:]))
+            w = self._step(mean, variance, WF.as_rows(xs), None, math.prod(x.shape[2:]))
         return WF.whiten(xs, w, self.weight, self.bias)
+
+    def _step_once(self, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
+        """:meth:`_step`, unless this is the second run of a forward; then the W of the first."""
+        compiling = torch.compiler.is_compiling()
+        if not compiling and is_recomputing():
+            return self._first_runs.find(mean, variance)
+        w = self._step(mean, variance, *args)
+        if not compiling:
+            self._first_runs.note(mean, variance, w)
+        return w
 
     def _step(
         self,
         mean: Tensor,
         variance: Tensor,
         rows: Tensor,
-        scale: Tensor | None,
         total: Tensor | None,
         positions: int,
+        covariance: Callable[[Tensor, int], Tensor] = WF.covariance,
     ) -> Tensor:
-        """What a training forward does to the state; returns its W. ``rows``, times ``scale``, are standardised."""
+        """What a training forward does to the state; returns its W.
+
+        Args:
+            rows: the samples, as ``covariance`` takes them: standardised for the one of stock operators.
+            total: their number in all processes.
+            positions: of them in an image.
+        """
         due = self._is_due()
         s: Tensor | None = None
         float16 = rows.dtype == torch.float16  # its range is what a W that has diverged soon exceeds
         if due or float16:
-            s = WF.covariance(rows if float16 else self._samples_of(rows, positions), self.num_groups)
-            if scale is not None:
-                s = WF.scaled(WF.scaled(s, scale).mT, scale)
+            s = covariance(rows if float16 else self._samples_of(rows, positions), self.num_groups)
             if total is not None:
                 s = merge_covariance(s, len(rows), total)
             s = s.to(self.whitening_matrix.dtype)
@@ -239,6 +261,10 @@ class SWBN(WhiteningNorm):
             s: the covariance; None for no step of W.
         """
         old = self.whitening_matrix
+        if isinstance(samples, int) and kernels.take_step(old, mean, variance, self.running_mean, self.running_var):
+            from swbn_lightning.norms.kernels import training
+
+            return training.update_state(self, mean, variance, s, samples)
         stepped = old if s is None else WF.whitening_update(old, s, self.step_size, self.criterion)
         accepted = all_finite(stepped, mean, variance)
         w = torch.where(accepted, stepped, old)

@@ -102,7 +102,7 @@ def test_an_image_too_small_to_pool_says_so():
 
 
 def test_names():
-    assert available_backbones() == ("resnet12", "resnet20")
+    assert {"resnet12", "resnet20"} <= set(available_backbones())
 
 
 def test_dropblock_removes_whole_squares_at_the_rate_and_keeps_the_mean():

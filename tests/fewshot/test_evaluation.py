@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot import PrototypicalHead, evaluate_episodes, sample_episodes
+from fewshot import CrossAttentionHead, PrototypicalHead, evaluate_episodes, sample_episodes
+from fewshot.heads import EpisodeHead
 
 
 def literal_logits(support, query, metric, scale, average):
@@ -128,3 +129,65 @@ def test_logits_are_float32_under_autocast_and_in_16_bits():
         logits = head(support, query)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_accuracies_of_classes_are_those_of_their_queries(embedded):
+    features, labels = embedded
+    labels = 10 * labels + 3  # any values
+    result = evaluate(features, labels)
+    episodes = sample_episodes(labels, 5, 2, 8, 200, seed=3)
+    right = {int(label): [] for label in labels.unique()}
+    for classes, support, query in zip(*episodes, strict=True):
+        prototypes = features[support].mean(1)
+        nearest = torch.cdist(features[query].flatten(0, 1), prototypes).argmin(-1).view(5, 8)
+        for place, label in enumerate(classes.tolist()):
+            right[label] += (nearest[place] == place).tolist()
+    assert result.classes.tolist() == sorted(right)
+    expected = [np.mean(right[label]) for label in sorted(right)]
+    assert result.class_accuracies.tolist() == pytest.approx(expected)
+    assert len(set(expected)) > 6
+
+    one = evaluate(features, labels, episodes=1)
+    drawn = torch.isin(one.classes, episodes.classes[0])
+    assert drawn.sum() == 5 and torch.equal(one.class_accuracies.isnan(), ~drawn)
+
+
+class Recorder(EpisodeHead):
+    """A head that says how it was called."""
+
+    def __init__(self, values=1):
+        super().__init__()
+        self.norm, self.values, self.calls = torch.nn.BatchNorm1d(16), values, []
+
+    def values_per_episode(self, ways, shots, queries, shape):
+        return self.values
+
+    def forward(self, support, query):
+        self.calls.append((len(support), self.training or self.norm.training))
+        return self.norm(query.flatten(0, 1)).view_as(query)[..., : support.shape[1]]
+
+
+def test_a_head_is_run_in_evaluation_mode_and_tells_the_size_of_a_chunk(embedded):
+    def calls(values, episodes=10, **options):
+        head = Recorder(values)
+        state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+        evaluate_episodes(
+            *embedded, head, ways=5, shots=2, queries=8, num_episodes=episodes, seed=3, **options
+        )  # fmt: skip
+        assert head.training and all(torch.equal(state[n], tensor) for n, tensor in head.state_dict().items())
+        return head.calls
+
+    assert calls(values=2**20) == [(4, False), (4, False), (2, False)]  # 16 MiB are four times 2^20 float32
+    assert calls(values=2**20, chunk_size=7) == [(7, False), (3, False)]
+    assert calls(values=2**30, episodes=3) == [(2, False)] * 2  # never one alone: the last with its copy
+    assert calls(values=2**20, episodes=5) == [(4, False), (2, False)]
+    # Memory of the heads themselves.
+    assert PrototypicalHead().values_per_episode(5, 1, 15, (64,)) == 80 * 64
+    assert CrossAttentionHead(64).values_per_episode(5, 1, 15, (64, 8, 8)) > 2 * 80 * 64 * 64
+
+
+def test_a_head_that_would_normalise_by_the_chunk_is_refused(embedded):
+    head = Recorder()
+    head.norm = torch.nn.BatchNorm1d(16, track_running_stats=False)
+    with pytest.raises(ValueError, match=r"norm \(BatchNorm1d\) keeps no running statistics"):
+        evaluate_episodes(*embedded, head, ways=5, shots=2, queries=8, num_episodes=10, seed=3)

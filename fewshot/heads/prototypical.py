@@ -1,19 +1,16 @@
-"""Few-shot methods as pure modules: features of support and query in, logits out.
-
-A head takes several episodes at once and keeps nothing between calls: support ``[E, W, K, C]``, query
-``[E, W*Q, C]`` (class after class), logits ``[E, W*Q, W]``. No episode can change another's result.
-"""
+"""The nearest class mean."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from fewshot.heads.base import EpisodeHead, accumulating, register_log
 from swbn_lightning.errors import InputError, unknown_name
 
 METRICS = ("euclidean", "cosine")
 
 
-class PrototypicalHead(nn.Module):
+class PrototypicalHead(EpisodeHead):
     """Nearest class mean (Snell et al., NeurIPS 2017).
 
     ``logits = -scale * |query - prototype|^2`` for ``metric="euclidean"``, ``scale * cos(query, prototype)``
@@ -32,6 +29,8 @@ class PrototypicalHead(nn.Module):
         support ``[E, W, K, C]``, query ``[E, M, C]`` with any M; logits ``[E, M, W]``.
     """
 
+    log_scale: Tensor
+
     def __init__(
         self,
         metric: str = "euclidean",
@@ -46,20 +45,12 @@ class PrototypicalHead(nn.Module):
             raise InputError("average_channels belongs to metric 'euclidean'; a cosine has no sum over channels.")
         if scale is None:
             scale = 10.0 if metric == "cosine" or average_channels else 1.0
-        if not 0 < scale < float("inf"):
-            raise InputError(f"scale of prototypes must be positive and finite, got {scale!r}.")
         self.metric, self.average_channels = metric, average_channels
-        log_scale = torch.tensor(float(scale)).log()
-        if learn_scale:
-            self.log_scale: Tensor = nn.Parameter(log_scale)
-        else:
-            self.register_buffer("log_scale", log_scale)
+        register_log(self, "log_scale", scale, learn_scale, "scale of prototypes")
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
-        # Distances are differences of large numbers: float32 at least, also under autocast.
         with torch.autocast(query.device.type, enabled=False):
-            dtype = torch.promote_types(query.dtype, torch.float32)
-            return self._logits(support.to(dtype), query.to(dtype))
+            return self._logits(*accumulating(support, query))
 
     def _logits(self, support: Tensor, query: Tensor) -> Tensor:
         prototypes = support.mean(dim=2)

@@ -1,0 +1,159 @@
+"""A grid of networks, norms and seeds through the ``swbn`` command, with one table at the end.
+
+    python -m benchmarks.study configs/quickstart.yaml --norms bn swbn-fro
+    python -m benchmarks.study configs/fewshot/cifar_fs_prototypical.yaml --root DIR --seeds 0,1,2 --shots 1 5
+    python -m benchmarks.study configs/classification/glyphs.yaml --norms bn swbn-fro swbn-fro:step_size=1e-3
+
+Each run is the ``swbn`` command in a process of its own. The norms see the same network at the start, the same batches
+and the same test. What is done is not done again: stopped or killed, the same command goes on where it was; several at
+once share the work. After each run RUNS/study.csv holds every figure and RUNS/study.md the table. docs/studies.md says
+what the columns mean.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.environment import as_line
+from benchmarks.study.cells import Cell, Experiment, grid
+from benchmarks.study.observations import Observation, as_csv, observe
+from benchmarks.study.runs import Busy, RunFailed, complete, read_environment
+from benchmarks.study.table import markdown
+from swbn_lightning.errors import InputError
+from swbn_lightning.runs import write_whole
+
+NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm")  # the paper's four
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run what is not done, write after each run, print the table.
+
+    Raises:
+        SystemExit: 1 if runs failed, 2 for input that cannot work.
+    """
+    parser = _parser()
+    options = parser.parse_args(args)
+    try:
+        cells = _cells(options)
+    except InputError as error:
+        parser.error(str(error))
+    study = Study(cells, options.reach, Path(options.output or options.runs), sys.argv[1:] if args is None else args)
+    study.run()
+    print(study.text())
+    print(f"written: {study.folder / 'study.csv'}, {study.folder / 'study.md'}")
+    if study.failures:
+        sys.exit(1)
+
+
+class Study:
+    """The cells of a grid on their way from not done to done.
+
+    Args:
+        cells: what to run.
+        reach: the accuracy to which epochs are counted, a fraction; None for none.
+        folder: of ``study.csv`` and ``study.md``.
+        words: of the command, to be repeated in the file.
+    """
+
+    def __init__(self, cells: list[Cell], reach: float | None, folder: Path, words: Sequence[str]) -> None:
+        self.cells, self.reach, self.folder, self.words = cells, reach, folder, words
+        self.failures: dict[str, str] = {}
+        self._rows: dict[int, list[Observation]] = {}  # by the cell's number, of those that are done
+
+    def run(self) -> None:
+        """Run every cell; those at which another process is at work come last."""
+        numbers = range(len(self.cells))
+        for number in [number for number in numbers if not self._complete(number, wait=False)]:
+            self._complete(number, wait=True)
+        self._write()  # where nothing was left to do, too
+
+    def _complete(self, number: int, wait: bool) -> bool:
+        cell = self.cells[number]
+        place = f"[{number + 1}/{len(self.cells)}] {cell.label}"
+        _say(f"{place}: {cell.folder}")
+        try:
+            outcome = "done" if complete(cell, wait) else "was done"
+        except Busy:
+            _say(f"{place}: another process is at work on it")
+            return False
+        except RunFailed as error:
+            self.failures[cell.label] = str(error)
+            outcome = str(error)
+        rows = observe(cell, self.reach)
+        _say(", ".join([f"{place}: {outcome}", *(f"{r.setting or r.metric} {100 * r.value:.2f} %" for r in rows)]))
+        if rows:
+            self._rows[number] = rows
+        if outcome != "was done":
+            self._write()
+        return True
+
+    def text(self) -> str:
+        """The Markdown page."""
+        rows = self._all_rows()
+        parts = [markdown(rows, seeds=len({cell.seed for cell in self.cells}))]
+        if self.failures:
+            parts.append(
+                "Not finished:\n\n"
+                + "\n".join(f"- {label}: {why.splitlines()[0]}" for label, why in self.failures.items())
+            )
+        done = [self.cells[number] for number in self._rows]
+        parts += [f"`python -m benchmarks.study {shlex.join(self.words)}`\n"]
+        parts += dict.fromkeys(as_line(read_environment(cell)) for cell in done)
+        return "\n".join(parts)
+
+    def _all_rows(self) -> list[Observation]:
+        return [row for number in sorted(self._rows) for row in self._rows[number]]
+
+    def _write(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / "study.csv", as_csv(self._all_rows()))
+        write_whole(self.folder / "study.md", self.text() + "\n")
+
+
+def _cells(options: argparse.Namespace) -> list[Cell]:
+    if options.reach is not None and not 0 < options.reach <= 1:
+        raise InputError(f"--reach is a fraction in (0, 1], as 0.6, got {options.reach}.")
+    experiments = [Experiment.read(path) for path in options.configs]
+    return grid(
+        experiments, options.networks, options.norms, options.seeds, options.shots, options.set, options.root,
+        Path(options.runs),
+    )  # fmt: skip
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _seeds(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.study",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="each is an experiment by itself")
+    parser.add_argument(
+        "--networks", nargs="+", default=[], help="as resnet20 or resnet20:shortcut=identity; the configuration's own"
+    )
+    parser.add_argument(
+        "--norms", nargs="+", default=list(NORMS), help="as swbn-kl or swbn-kl:step_size=1e-4; %(default)s"
+    )
+    parser.add_argument("--seeds", type=_seeds, default=[0], help="as 0,1,2; 0")
+    parser.add_argument("--shots", nargs="+", type=int, default=[], help="few-shot: each is a test of one training")
+    parser.add_argument("--root", help="folder of the data set's files")
+    parser.add_argument("--runs", default="runs", help="folder of all runs; %(default)s")
+    parser.add_argument("--output", help="folder of study.csv and study.md; RUNS by default")
+    parser.add_argument("--reach", type=float, help="count epochs to this accuracy, a fraction, as 0.6")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as trainer.max_epochs=2"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

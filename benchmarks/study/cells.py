@@ -1,0 +1,292 @@
+"""What a study consists of: configurations, and the cells of its grid, each one training and its tests."""
+
+import copy
+import functools
+import hashlib
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import classification
+import fewshot
+from benchmarks.variants import Variant
+from fewshot.module import EpisodicModule
+from swbn_lightning.errors import InputError
+
+# What the paper's tables call them (paper_results.csv).
+METHODS = {"MatchingNetwork": "MN", "PrototypicalNetwork": "PN", "CrossAttentionNetwork": "CAN"}
+DATASETS = {"CIFAR10DataModule": "cifar-10", "CIFAR100DataModule": "cifar-100", "ImageNetDataModule": "imagenet"}
+# What --set leaves to the study's own options, or to the configuration.
+_NOT_SET = (
+    *("config", "run", "seed_everything", "ckpt_path", "trainer", "model", "model.class_path", "model.norm"),
+    *("model.norm_args", "model.backbone", "model.backbone_args", "data", "data.class_path", "data.root"),
+    "data.test.shots",
+)
+_WHOLE = ("trainer", "model", "data")  # of these the parts may be set
+_TEST_ONLY = "data.test."  # settings that training does not depend on
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration file.
+
+    Args:
+        path: as it was given.
+        content: what it says.
+    """
+
+    path: str
+    content: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: str) -> "Experiment":
+        """Read one.
+
+        Raises:
+            InputError: no such file, or one that does not say which model and data by ``class_path``.
+        """
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise InputError(f"configuration {path} cannot be read: {error}") from error
+        parts = [content.get(part) if isinstance(content, dict) else None for part in ("model", "data")]
+        if not all(isinstance(part, dict) and "class_path" in part for part in parts):
+            raise InputError(f"configuration {path} must give model and data, each with class_path and init_args.")
+        return cls(path, content)
+
+    @property
+    def name(self) -> str:
+        """The folder of its runs."""
+        return Path(self.path).stem
+
+    @functools.cached_property
+    def few_shot(self) -> bool:
+        """Whether its model is trained and tested on episodes."""
+        return issubclass(_model_class(self.content["model"]["class_path"]), EpisodicModule)
+
+    @property
+    def method(self) -> str:
+        """The model's class, or what the paper's few-shot table calls it."""
+        name = self.content["model"]["class_path"].rpartition(".")[2]
+        return METHODS.get(name, name)
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name, or what the paper's tables call it."""
+        name = self.content["data"]["class_path"].rpartition(".")[2]
+        return self.init_args("data").get("dataset", DATASETS.get(name, name))
+
+    def init_args(self, part: str) -> dict[str, Any]:
+        """Of ``model`` or ``data``."""
+        return self.content[part].get("init_args") or {}
+
+    def network(self, label: str | None) -> tuple[Variant, dict[str, Any] | None]:
+        """A network by its label (None: the configuration's own) and its options.
+
+        The configuration's options are its own network's. Another one, or one that is given with options, has those
+        it is given, and of the configuration's ``in_channels`` alone, which is a fact of the images.
+        """
+        args = self.init_args("model")
+        own, given = args.get("backbone", "resnet12"), args.get("backbone_args") or {}
+        variant = Variant.parse(own if label is None else label)
+        if variant.name != own or variant.options is not None:
+            given = {**{k: v for k, v in given.items() if k == "in_channels"}, **(variant.options or {})}
+        return variant, given or None
+
+    def norm(self, label: str) -> tuple[Variant, dict[str, Any] | None]:
+        """A norm by its label and its options.
+
+        The configuration's options are its own norm's. Another one, or one that is given with options, has those it is
+        given: a step size is no option of BatchNorm, and KL's would not be Frobenius's.
+        """
+        args, variant = self.init_args("model"), Variant.parse(label)
+        if variant.options is None and variant.name == args.get("norm", "bn"):
+            return variant, args.get("norm_args") or None
+        return variant, variant.options
+
+
+@dataclass(frozen=True)
+class Test:
+    """One evaluation of a trained network on the test classes or images.
+
+    Args:
+        shots: few-shot alone: support images a class; None for the configuration's.
+        settings: that only a test depends on, as ``data.test.episodes=1000``.
+        configured: what the configuration says of the test alone.
+    """
+
+    shots: int | None
+    settings: tuple[str, ...]
+    configured: Any
+
+    @property
+    def arguments(self) -> list[str]:
+        """For ``swbn test``."""
+        shots = [f"--data.test.shots={self.shots}"] if self.shots is not None else []
+        return [*shots, *(f"--{setting}" for setting in self.settings)]
+
+    @property
+    def name(self) -> str:
+        """Its folder in the cell's."""
+        return f"test-{_digest([self.configured, sorted(self.arguments)])}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training and its tests.
+
+    Args:
+        experiment: the configuration.
+        network: the backbone, with ``network_args`` as its options.
+        network_args: None for none.
+        norm: the normalisation layers, with ``norm_args`` as their options.
+        norm_args: None for none.
+        seed: of initialisation, batches and augmentation (``seed_everything``).
+        settings: of training, as ``trainer.max_epochs=2``, over the configuration's.
+        tests: what is evaluated.
+        root: folder of the data set's files, if it needs one.
+        runs: folder of all runs.
+    """
+
+    experiment: Experiment
+    network: Variant
+    network_args: dict[str, Any] | None
+    norm: Variant
+    norm_args: dict[str, Any] | None
+    seed: int
+    settings: tuple[str, ...]
+    tests: tuple[Test, ...]
+    root: str | None
+    runs: Path
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that the training depends on: the configuration as it is trained, and the settings over it."""
+        content = copy.deepcopy(self.experiment.content)
+        for not_of_training in ("run", "seed_everything"):
+            content.pop(not_of_training, None)
+        for name in ("backbone", "backbone_args", "norm", "norm_args"):
+            (content["model"].get("init_args") or {}).pop(name, None)
+        (content["data"].get("init_args") or {}).pop("test", None)
+        return {
+            "config": content,
+            "backbone": [self.network.name, self.network_args],
+            "norm": [self.norm.name, self.norm_args],
+            "seed": self.seed,
+            "root": str(Path(self.root).resolve()) if self.root else None,
+            "settings": sorted(self.settings),
+        }
+
+    @property
+    def key(self) -> str:
+        """Of :attr:`identity`: the same settings have the same key, whatever the name of the file that gives them."""
+        return _digest(self.identity)
+
+    @property
+    def name(self) -> str:
+        """The name of its runs, below the folder of all runs."""
+        network = self.network.name.replace("/", "-")
+        return f"{self.experiment.name}/{network}/{self.norm.name}/seed{self.seed}-{self.key}"
+
+    @property
+    def folder(self) -> Path:
+        """Where its runs are."""
+        return self.runs / self.name
+
+    @property
+    def dataset(self) -> str:
+        """The configuration's, or the one that was set in its place."""
+        given = [setting.partition("=") for setting in self.settings]
+        return next((value for key, _, value in given if key == "data.dataset"), self.experiment.dataset)
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"{self.experiment.name} · {self.network.label} · {self.norm.label} · seed {self.seed}"
+
+    def arguments(self, run: str = "") -> list[str]:
+        """For any command; ``run`` is the part of the run's name below the cell's."""
+        name = f"{self.name}/{run}" if run else self.name
+        return [
+            f"--config={self.experiment.path}",
+            f"--run.root={self.runs}",
+            f"--run.name={name}",
+            f"--seed_everything={self.seed}",
+            f"--model.backbone={self.network.name}",
+            f"--model.backbone_args={json.dumps(self.network_args)}",
+            f"--model.norm={self.norm.name}",
+            f"--model.norm_args={json.dumps(self.norm_args)}",
+            *([f"--data.root={self.root}"] if self.root else []),
+            *(f"--{setting}" for setting in self.settings),
+        ]
+
+
+def grid(
+    experiments: Sequence[Experiment],
+    networks: Sequence[str | None],
+    norms: Sequence[str],
+    seeds: Sequence[int],
+    shots: Sequence[int],
+    settings: Sequence[str],
+    root: str | None,
+    runs: Path,
+) -> list[Cell]:
+    """All cells, seed after seed, so that all norms can be compared as soon as the first seed is through.
+
+    What is given twice is there once.
+
+    Raises:
+        InputError: a setting that is not ``KEY=VALUE`` or that is the study's own; shots without a few-shot
+            configuration.
+    """
+    _check(settings, shots, experiments)
+    settings = list({setting.partition("=")[0]: setting for setting in settings}.values())  # the last of a key
+    of_test = tuple(setting for setting in settings if setting.startswith(_TEST_ONLY))
+    of_training = tuple(setting for setting in settings if setting not in of_test)
+    cells = []
+    for seed in dict.fromkeys(seeds):
+        for experiment in {experiment.path: experiment for experiment in experiments}.values():
+            wanted: Sequence[int | None] = list(dict.fromkeys(shots)) if shots and experiment.few_shot else [None]
+            configured = experiment.init_args("data").get("test")
+            tests = tuple(Test(number, of_test, configured) for number in wanted)
+            for network in dict.fromkeys(networks or [None]):
+                for norm in dict.fromkeys(norms):
+                    parts = *experiment.network(network), *experiment.norm(norm)
+                    cells.append(Cell(experiment, *parts, seed, of_training, tests, root, runs))
+    return cells
+
+
+def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[Experiment]) -> None:
+    for setting in settings:
+        key, equals, _ = setting.partition("=")
+        if not equals or not key or key.startswith("-"):
+            raise InputError(f"--set takes KEY=VALUE, as trainer.max_epochs=2, got {setting!r}.")
+        plain = key.replace(".init_args.", ".", 1)
+        if any(plain == own or (plain.startswith(f"{own}.") and own not in _WHOLE) for own in _NOT_SET):
+            raise InputError(
+                f"--set cannot change {key}: use --networks, --norms, --seeds, --shots, --root or --runs, or another "
+                "configuration."
+            )
+    if shots and not any(experiment.few_shot for experiment in experiments):
+        raise InputError("--shots are of few-shot configurations, and none of these is one.")
+
+
+def _model_class(path: str) -> type:
+    module, _, name = path.rpartition(".")
+    try:
+        places = [importlib.import_module(module)] if module else [fewshot, classification]
+    except ImportError as error:
+        raise InputError(f"model {path}: {error}") from error
+    for place in places:
+        if isinstance(getattr(place, name, None), type):
+            return getattr(place, name)
+    raise InputError(f"model {path} is not known; give its class as MODULE.CLASS.")
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,183 @@
+"""What the runs of a study measured, one row a training seed, test and metric."""
+
+import csv
+import dataclasses
+import io
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.study.cells import Cell, Test
+from benchmarks.study.runs import chosen_checkpoint, finished_fit, finished_test, logged, read_results
+from swbn_lightning.paper import PaperFigure, find_paper_figure
+from swbn_lightning.runs import run_versions
+
+EPISODES_FILE = "episodes.csv"  # beside a test's results: a row an episode, with its accuracy
+# Of a test's results: the metric's name here, and in the paper's tables.
+METRICS = {"accuracy": ("accuracy", ("accuracy", "top1")), "top5": ("top5", ("top5",))}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One figure of one test, with the settings it depends on and what its training told. Accuracies are fractions.
+
+    ``docs/studies.md`` says what each column means.
+    """
+
+    config: str
+    dataset: str
+    method: str
+    network: str
+    network_args: str
+    norm: str
+    norm_args: str
+    seed: int
+    metric: str
+    setting: str
+    value: float
+    ci95: float | None
+    tested: int
+    loss: float
+    paper: float | None
+    paper_note: str
+    reach: float | None
+    reach_split: str
+    epochs_to_reach: int | None
+    epoch_seconds: float | None
+    paper_epoch_seconds: float | None
+    fit_seconds: float | None
+    continued: int
+    distance_start: float | None
+    distance_end: float | None
+    rms_start: float | None
+    rms_end: float | None
+    run: str
+    test: str
+    checkpoint: str
+    # Not in the file: the accuracy of every test episode, and which episodes they are.
+    episodes: tuple[float, ...] = field(default=(), repr=False)
+    episode_set: tuple[Any, ...] = ()
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """For the file."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(Observation) if f.name not in ("episodes", "episode_set"))
+
+
+def observe(cell: Cell, reach: float | None) -> list[Observation]:
+    """All figures of a cell's tests that are done.
+
+    Args:
+        cell: what.
+        reach: the accuracy to which epochs are counted, a fraction; None for none.
+    """
+    fitted = finished_fit(cell)
+    if fitted is None:
+        return []
+    training = _training(cell, fitted, reach)
+    rows = []
+    for test in cell.tests:
+        folder = finished_test(cell, test)
+        if folder is not None:
+            rows += _of_test(cell, test, folder, training)
+    return rows
+
+
+def as_csv(rows: list[Observation]) -> str:
+    """A header and a line an observation; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.row for row in rows)
+    return text.getvalue()
+
+
+def _training(cell: Cell, fitted: Path, reach: float | None) -> dict[str, Any]:
+    """The columns that all tests of a training share."""
+    versions = run_versions(cell.folder)
+    told = read_results(fitted) or {}
+    seconds = told["epoch_seconds"]
+    time = _paper_figure(cell, "epoch_time")
+    split, accuracies = "val", logged(versions, "val/accuracy")
+    if not accuracies:
+        split, accuracies = "train", logged(versions, "train/accuracy")
+    reached = [epoch for epoch, accuracy in accuracies.items() if reach is not None and accuracy >= reach]
+    return {
+        "config": cell.experiment.path,
+        "dataset": cell.dataset,
+        "method": cell.experiment.method,
+        "network": cell.network.label,
+        "network_args": json.dumps(cell.network_args),
+        "norm": cell.norm.label,
+        "norm_args": json.dumps(cell.norm_args),
+        "seed": cell.seed,
+        "reach": reach,
+        "reach_split": split if reach is not None else "",
+        "epochs_to_reach": min(reached) + 1 if reached else None,
+        "epoch_seconds": statistics.median(seconds) if seconds else None,
+        "paper_epoch_seconds": _seconds(time) if time else None,
+        # Of a training in several parts the first ones are not known.
+        "fit_seconds": told["fit_seconds"] if len(versions) == 1 else None,
+        "continued": len(versions) - 1,
+        "run": str(fitted),
+        "checkpoint": str(chosen_checkpoint(cell)),
+    }
+
+
+def _of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> list[Observation]:
+    (result,) = (read_results(folder) or {})["results"]
+    few_shot = "ways" in result
+    setting = f"{result['ways']}W{result['shots']}S" if few_shot else ""
+    ends: dict[str, Any] = {
+        f"{key}_{end}": result[key][number] if key in result else None
+        for key in ("distance", "rms")
+        for number, end in enumerate(("start", "end"))
+    }
+    rows = []
+    for metric, (key, names) in METRICS.items():
+        if key not in result:
+            continue
+        columns = {"setting": setting, "method": cell.experiment.method} if few_shot else {}
+        found = [figure for name in names if (figure := _paper_figure(cell, name, **columns))]
+        value = found[0].value if found else None
+        rows.append(
+            Observation(
+                **training,
+                **ends,
+                metric=metric,
+                setting=setting,
+                value=result[key],
+                ci95=result["ci95"] if metric == "accuracy" else None,
+                tested=result["episodes"] if few_shot else result["images"],
+                loss=result["loss"],
+                paper=value / 100 if value is not None else None,
+                paper_note=found[0].note if found else "",
+                test=str(folder),
+                episodes=_episodes(folder) if few_shot and metric == "accuracy" else (),
+                episode_set=tuple(result[name] for name in ("seed", "ways", "shots", "queries")) if few_shot else (),
+            )
+        )
+    return rows
+
+
+def _paper_figure(cell: Cell, metric: str, **columns: str) -> PaperFigure | None:
+    place = {"dataset": cell.dataset, "network": cell.network.name, "norm": cell.norm.name}
+    return find_paper_figure(metric=metric, **place, **columns)
+
+
+def _seconds(figure: PaperFigure) -> float:
+    return (figure.value or 0.0) * {"s": 1, "min": 60}[figure.unit]
+
+
+def _episodes(folder: Path) -> tuple[float, ...]:
+    """The accuracy of every test episode, where the test saved them."""
+    path = folder / EPISODES_FILE
+    if not path.is_file():
+        return ()
+    with path.open(newline="", encoding="utf-8") as file:
+        return tuple(float(row["accuracy"]) for row in csv.DictReader(file))

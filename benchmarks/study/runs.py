@@ -1,0 +1,216 @@
+"""Running a cell: each command in a process of its own, once, whatever was killed before."""
+
+import csv
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.environment import environment
+from benchmarks.study.cells import Cell, Test
+from swbn_lightning.errors import InputError
+from swbn_lightning.runs import RESULTS_FILE, find_checkpoint, run_versions, write_whole
+
+CLI = Path(__file__).parents[2] / "cli.py"
+OUTPUT_FILE = "output.txt"  # what the commands of a cell printed
+SETTINGS_FILE = "settings.json"
+
+
+class Busy(Exception):
+    """Another process is at work on the cell."""
+
+
+class RunFailed(Exception):
+    """A command of the cell ended otherwise than well."""
+
+
+def complete(cell: Cell, wait: bool) -> int:
+    """Train and test what is not done, and say how many commands that took.
+
+    An unfinished training goes on from its last epoch; one without a readable checkpoint begins anew.
+
+    Args:
+        cell: what.
+        wait: where another process is at work on it, wait for that, instead of raising :class:`Busy`.
+
+    Raises:
+        Busy: see above.
+        RunFailed: with what the command said last.
+    """
+    commands = 0
+    with _locked(cell.folder, wait) as lock:
+        if finished_fit(cell) is None:
+            commands += _fit(cell, lock)
+        for test in cell.tests:
+            if finished_test(cell, test) is None:
+                checkpoint = f"--ckpt_path={chosen_checkpoint(cell)}"
+                run_command(cell, "test", [*cell.arguments(test.name), *test.arguments, checkpoint], lock)
+                commands += 1
+                if finished_test(cell, test) is None:
+                    raise RunFailed(f"the test left no {RESULTS_FILE} in {cell.folder / test.name}")
+    return commands
+
+
+def run_command(cell: Cell, command: str, arguments: Sequence[str], lock: int) -> None:
+    """``swbn COMMAND ARGUMENTS`` in a process of its own, which holds the cell's lock as long as it lives.
+
+    Raises:
+        RunFailed: it ended with another code than 0.
+    """
+    output = cell.folder / OUTPUT_FILE
+    with output.open("ab") as file:
+        file.write(f"\n$ swbn {command} {' '.join(arguments)}\n".encode())
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, str(CLI), command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock],
+        )
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # the child has got Ctrl-C too: let it write what it has reached
+            process.wait()
+            raise
+    if code:
+        last = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+        raise RunFailed("\n".join([f"swbn {command} ended with {code}; see {output}", *last]))
+
+
+def finished_fit(cell: Cell) -> Path | None:
+    """The folder of the training that came to its end, if one did."""
+    for folder in reversed(run_versions(cell.folder)):
+        found = read_results(folder)
+        if found and found["command"] == "fit" and found.get("completed"):
+            return folder
+    return None
+
+
+def finished_test(cell: Cell, test: Test) -> Path | None:
+    """The folder of that test of the cell's checkpoint, if it was made."""
+    folders = [folder for folder in run_versions(cell.folder / test.name) if read_results(folder)]
+    if not folders or finished_fit(cell) is None:
+        return None
+    wanted = chosen_checkpoint(cell).parts[-3:]  # so that the folder of the runs may be moved
+    for folder in reversed(folders):
+        found = read_results(folder) or {}
+        if found["command"] == "test" and Path(found["tested_checkpoint"] or "").parts[-3:] == wanted:
+            return folder
+    return None
+
+
+def chosen_checkpoint(cell: Cell) -> Path:
+    """What is tested: the best by validation or, where nothing validates, the last epoch's.
+
+    A training that was interrupted and went on has several folders, and the best may be in any of them.
+    """
+    folder = finished_fit(cell)
+    assert folder is not None
+    candidates = [path for version in run_versions(cell.folder) for path in _kept(version)]
+    if not candidates:
+        return find_checkpoint(folder, "last")
+    monitored = _yaml(folder).get("checkpoint") or {}
+    sign = -1 if monitored.get("mode") == "min" else 1
+    scores = {path: _score(path, monitored.get("monitor")) for path in candidates} if len(candidates) > 1 else {}
+    known = {path: sign * score for path, score in scores.items() if score is not None}
+    return max(known, key=lambda path: known[path]) if known else candidates[-1]  # of equals the first, as Lightning
+
+
+def logged(versions: Sequence[Path], name: str) -> dict[int, float]:
+    """A quantity of ``metrics.csv`` by epoch; of an epoch that was run twice the later value."""
+    values: dict[int, float] = {}
+    for folder in versions:
+        path = folder / "metrics.csv"
+        if not path.is_file():
+            continue
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                try:
+                    values[int(row.get("epoch") or "")] = float(row.get(name) or "")
+                except ValueError:
+                    continue  # another quantity's row; or the end of a file whose writer was killed
+    return values
+
+
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """``results.json`` of a run's folder, if it is there."""
+    path = folder / RESULTS_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def read_environment(cell: Cell) -> dict[str, Any]:
+    """Device and versions with which the cell's training was begun."""
+    return json.loads((cell.folder / SETTINGS_FILE).read_text(encoding="utf-8"))["environment"]
+
+
+def _fit(cell: Cell, lock: int) -> int:
+    last = _last_checkpoint(cell.folder)
+    if last is None:
+        _begin(cell)
+    run_command(cell, "fit", [*cell.arguments(), *([f"--ckpt_path={last}"] if last else [])], lock)
+    if finished_fit(cell) is None and last is not None:
+        # Killed between its last epoch and its results: nothing was left to train, so nothing was told.
+        _begin(cell)
+        run_command(cell, "fit", cell.arguments(), lock)
+    if finished_fit(cell) is None:
+        raise RunFailed(f"the training left no {RESULTS_FILE} in {cell.folder}")
+    return 1
+
+
+def _begin(cell: Cell) -> None:
+    """Clear the cell's folder of what cannot be gone on with, and note what will be run there, and where."""
+    for folder in [*run_versions(cell.folder), *cell.folder.glob("test-*")]:
+        shutil.rmtree(folder)
+    content = {"settings": cell.identity, "environment": environment("pytorch-lightning")}
+    write_whole(cell.folder / SETTINGS_FILE, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    for version in reversed(run_versions(folder)):
+        try:
+            return find_checkpoint(version, "last")
+        except InputError:  # none, or one that was being written
+            continue
+    return None
+
+
+def _kept(folder: Path) -> list[Path]:
+    """The best checkpoint of a run that ended; of one that was killed what it had kept by then."""
+    found = read_results(folder)
+    if found is not None:
+        best = folder / (found["best_checkpoint"] or "-")
+        return [best] if best.is_file() else []
+    return [path for path in sorted((folder / "checkpoints").glob("*.ckpt")) if path.name != "last.ckpt"]
+
+
+def _score(checkpoint: Path, monitor: str | None) -> float | None:
+    try:
+        epoch = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["epoch"]
+    except Exception:  # half a file, whose writer was killed, raises almost anything
+        return None
+    return logged([checkpoint.parents[1]], monitor or "").get(epoch)
+
+
+def _yaml(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _locked(folder: Path, wait: bool) -> Iterator[int]:
+    """Hold the cell for this process and its children: a child that outlives a killed study holds it on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise Busy(str(folder)) from error
+        yield file.fileno()

@@ -1,0 +1,315 @@
+"""What the data modules of many-shot classification share: batches, their order, their way to the device."""
+
+import os
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.augment import CropFlip, RandomErasing
+from swbn_lightning.data.images import hold_out, take
+from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
+from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.image_data import ImageDataModule, as_is
+
+SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}
+"""The splits that each of Lightning's stages reads."""
+
+
+class LabelledBatch(NamedTuple):
+    """Images (uint8 until they reach the device, then float and normalised) with their classes."""
+
+    images: Tensor  # [B, C, H, W]
+    labels: Tensor  # [B] int64
+
+
+class RawBatch(NamedTuple):
+    """A training batch on its way to the device, where it becomes a :class:`LabelledBatch`."""
+
+    images: Tensor  # [B, C, H, W] uint8
+    labels: Tensor  # [B] int64
+    crops: Tensor | None  # [B, 3], what CropFlip.draw gave
+    erased: Tensor | None  # [B, 4], what RandomErasing.draw gave
+
+
+class LabelledDataset(Dataset[LabelledBatch]):
+    """A split image by image; a whole batch is one gather."""
+
+    def __init__(self, image_set: ImageSet) -> None:
+        self.image_set = image_set
+
+    def __len__(self) -> int:
+        return len(self.image_set)
+
+    def __getitem__(self, number: int) -> LabelledBatch:
+        return self.__getitems__([number])
+
+    def __getitems__(self, numbers: list[int]) -> LabelledBatch:
+        index = torch.tensor(numbers)
+        return LabelledBatch(take(self.image_set.images, index), self.image_set.labels[index])
+
+
+class TrainingDataset(EpochDataset[RawBatch]):
+    """The training split with its augmentation; image i is a function of (seed, epoch, i) alone.
+
+    So it does not depend on the batch it is in, nor on the number of workers and processes.
+    """
+
+    def __init__(self, image_set: ImageSet, crop_flip: CropFlip, erasing: RandomErasing, seed: int) -> None:
+        super().__init__()
+        self.image_set, self.crop_flip, self.erasing, self.seed = image_set, crop_flip, erasing, seed
+        self._drawn_epoch = -1
+        self._crops: Tensor | None = None
+        self._erased: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.image_set)
+
+    def __getitem__(self, number: int) -> RawBatch:
+        return self.__getitems__([number])
+
+    def __getitems__(self, numbers: list[int]) -> RawBatch:
+        self._draw()
+        index, data = torch.tensor(numbers), self.image_set
+        crops, erased = (None if drawn is None else drawn[index] for drawn in (self._crops, self._erased))
+        return RawBatch(take(data.images, index), data.labels[index], crops, erased)
+
+    def _draw(self) -> None:
+        """For all images at once, at the first batch of an epoch: 2 ms for 50,000 crops, 50 ms with erasing."""
+        epoch = self.epoch
+        if self._drawn_epoch == epoch:
+            return
+        generator = torch.Generator().manual_seed(stream_seed(self.seed, epoch))
+        count, (height, width) = len(self.image_set), self.image_set.images.shape[2:]
+        self._crops = self.crop_flip.draw(count, generator) if self.crop_flip else None
+        self._erased = self.erasing.draw(count, (height, width), generator) if self.erasing else None
+        self._drawn_epoch = epoch
+
+
+class ClassificationDataModule(ImageDataModule):
+    """Batches of labelled images. A data set is a subclass with :meth:`load` and :attr:`num_classes`.
+
+    A split lies in memory as uint8; a training batch is gathered there and augmented as a whole on the device that
+    trains: crop and flip, normalisation, erasing (whose rectangles so get the mean colour), in that order. A subclass
+    whose images do not fit into memory gives :meth:`training_dataset` and :meth:`evaluation_dataset` instead.
+
+    Each process of a distributed training takes other images. All training batches have the same size: what is left
+    at an epoch's end is used in another epoch, as the order is another one.
+
+    Args:
+        mean: of the training pixels, per channel, in [0, 1].
+        std: their deviation.
+        batch_size: images in a batch of training, each process; 128 as in the paper (section 4.1).
+        eval_batch_size: images in a batch of evaluation. (Among several processes it may be a little larger, so that
+            all have the same number of batches and no image is taken twice.)
+        crop_padding: random crop of the image padded by so many pixels, in training; 0 for none, 4 usual for CIFAR.
+        crop_padding_mode: ``"constant"`` (zeros) or ``"reflect"``, see :class:`~swbn_lightning.data.augment.CropFlip`.
+        flip: random horizontal flip, in training; not for letters and digits.
+        erasing: probability of random erasing, in training, see :class:`~swbn_lightning.data.augment.RandomErasing`.
+        seed: of the order of the images and of their augmentation; None for Lightning's global seed
+            (``seed_everything``), or 0.
+        num_workers: worker processes that gather batches; 0 is fast enough for images in memory.
+
+    Raises:
+        InputError: a number out of its range; in :meth:`setup`, files that are missing or broken, a batch larger than
+            the training set, a split without images.
+    """
+
+    def __init__(
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        crop_padding: int = 0,
+        crop_padding_mode: str = "constant",
+        flip: bool = False,
+        erasing: float = 0.0,
+        seed: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(mean, std, CropFlip(crop_padding, flip, crop_padding_mode))
+        require_positive("data", batch_size=batch_size, eval_batch_size=eval_batch_size)
+        if min(num_workers, seed or 0) < 0:
+            raise InputError(f"num_workers and seed must not be negative, got {num_workers=}, {seed=}.")
+        self.erasing = RandomErasing(erasing)
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self._seed, self.num_workers = seed, num_workers
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Classes of every split."""
+
+    @property
+    def training_seed(self) -> int:
+        """Of the order of the images and of their augmentation."""
+        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._seed is None else self._seed
+
+    def image_set(self, split: str) -> ImageSet:
+        """A split, read at first use. Its images lie in channels_last layout, as networks want them."""
+        if split not in self._sets:
+            found = self.load(split)
+            images = found.images.contiguous(memory_format=torch.channels_last)
+            self._sets[split] = replace(found, images=images)
+        return self._sets[split]
+
+    def training_dataset(self) -> EpochDataset[Any]:
+        """The training split, augmented; gives batches for :meth:`on_after_batch_transfer`."""
+        return TrainingDataset(self.image_set("train"), self.augment, self.erasing, self.training_seed)
+
+    def evaluation_dataset(self, split: str) -> Dataset[LabelledBatch]:
+        """Any split as it is evaluated, without augmentation."""
+        return LabelledDataset(self.image_set(split))
+
+    def setup(self, stage: str) -> None:
+        """Read the splits that ``stage`` needs, so that what is wrong with them is said before training."""
+        if stage == "validate" and not self.has_validation:
+            raise InputError(f"{type(self).__name__} holds out no images for validation; set val_share above 0.")
+        for split in SPLITS[stage]:
+            if split != "val" or self.has_validation:
+                self._check_split(split)
+
+    def _check_split(self, split: str) -> None:
+        count, (world, _) = _length(self.evaluation_dataset(split)), self._processes
+        if split == "train" and count // world < self.batch_size:
+            raise InputError(
+                f"batch_size={self.batch_size} is more than the {count // world} training images of each process, so "
+                "an epoch would have no batch."
+            )
+        if count < world:
+            raise InputError(f"the {split} split has {count} images, too few for {world} processes.")
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        dataset, (world, rank) = self.training_dataset(), self._processes
+        # The seed for the order is not the seed itself, to which the sampler adds the epoch: seeds 0 and 1 would
+        # give the same orders, one epoch apart.
+        seed = stream_seed(self.training_seed)
+        order: EpochSampler[Any] = EpochSampler(dataset, world, rank, shuffle=True, seed=seed, drop_last=True)
+        return self._loader(dataset, order, self.batch_size, drop_last=True)
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        # Without data loaders Lightning trains without validation.
+        return self._evaluation_loader("val") if self.has_validation else []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._evaluation_loader("test")
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if isinstance(batch, RawBatch):
+            images = batch.images if batch.crops is None else self.augment.apply(batch.images, batch.crops)
+            images = self.normalize(images)
+            if batch.erased is not None:
+                images = self.erasing.apply(images, batch.erased)
+            return LabelledBatch(images, batch.labels)
+        if isinstance(batch, LabelledBatch):
+            return batch._replace(images=self.normalize(batch.images))
+        return batch
+
+    def sample_images(self, count: int, split: str | None = None, seed: int = 0) -> Tensor:
+        """A fixed random sample, normalised, without augmentation: float ``[min(count, N), C, H, W]`` on the CPU.
+
+        Args:
+            count: images.
+            split: by default ``"val"``, or ``"train"`` where nothing is held out.
+            seed: of the choice.
+        """
+        dataset = self.evaluation_dataset(split or ("val" if self.has_validation else "train"))
+        generator = torch.Generator().manual_seed(seed)
+        numbers = torch.randperm(_length(dataset), generator=generator)[:count].tolist()
+        return self.normalize(dataset.__getitems__(numbers).images)  # type: ignore[attr-defined]
+
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+        dataset, (world, rank) = self.evaluation_dataset(split), self._processes
+        if world == 1:
+            return self._loader(dataset, None, self.eval_batch_size)
+        # No image twice, as the stock sampler would have it. Some processes then have an image more, and must not
+        # have a batch more, for which they would wait for the others in vain.
+        least = _length(dataset) // world
+        size = self.eval_batch_size
+        while least % size == 0:
+            size += 1
+        return self._loader(dataset, UnrepeatedDistributedSampler(dataset, world, rank, shuffle=False), size)
+
+    def _loader(self, dataset: Dataset[Any], sampler: Any, batch_size: int, drop_last: bool = False) -> DataLoader[Any]:
+        trainer = self.trainer
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            collate_fn=as_is,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
+        )
+
+    @property
+    def _processes(self) -> tuple[int, int]:
+        """How many processes train, and which one this is."""
+        return (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
+
+
+class HeldOutDataModule(ClassificationDataModule):
+    """A data set that has a training and a test set, part of whose training images are held out for validation.
+
+    Args:
+        val_share: share of the training images, of each class the same (stratified), that validate and do not train;
+            the checkpoint is chosen by them. With 0, as in the paper, all images train, there is no validation, and
+            the last epoch's checkpoint is what a run leaves. The test set never chooses a checkpoint.
+        split_seed: of the held-out images. Its own, so that runs with different training seeds are compared on the
+            same images.
+        kwargs: as :class:`ClassificationDataModule`.
+
+    Raises:
+        InputError: as :class:`ClassificationDataModule`; a share outside [0, 1); in :meth:`setup`, a share that holds
+            out no image.
+    """
+
+    def __init__(self, val_share: float = 0.1, split_seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_share("val_share", val_share)
+        if split_seed < 0:
+            raise InputError(f"split_seed must not be negative, got {split_seed}.")
+        self.val_share, self.split_seed = val_share, split_seed
+
+    @property
+    def has_validation(self) -> bool:
+        return self.val_share > 0
+
+    def divide(self, labels: Tensor) -> dict[str, Tensor]:
+        """Numbers of the training set's images that are ``"train"`` and, if any are held out, ``"val"``."""
+        if not self.val_share:
+            return {"train": torch.arange(len(labels))}
+        kept, held = held_out_parts(labels, "val_share", self.val_share, self.split_seed)
+        return {"train": kept, "val": held}
+
+
+def check_share(name: str, share: float) -> None:
+    """Raise :class:`InputError` for a share outside [0, 1)."""
+    if not 0 <= share < 1:
+        raise InputError(f"{name} must be in [0, 1), got {share}.")
+
+
+def held_out_parts(labels: Tensor, name: str, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """As :func:`~swbn_lightning.data.images.hold_out`.
+
+    Raises:
+        InputError: a share above 0 that holds out no image.
+    """
+    kept, held = hold_out(labels, share, seed)
+    if not len(held):
+        classes = len(labels.unique())
+        raise InputError(
+            f"{name}={share} of {len(labels)} images in {classes} classes holds out none; take a larger share."
+        )
+    return kept, held
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    return len(dataset)  # type: ignore[arg-type]

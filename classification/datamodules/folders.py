@@ -1,0 +1,137 @@
+"""Any class folders as a data set."""
+
+from pathlib import Path
+from typing import Any
+
+from classification.datamodules.base import ClassificationDataModule, check_share, held_out_parts
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.files import checked_root
+from swbn_lightning.data.folders import class_folders, load_class_folders, require_classes
+from swbn_lightning.errors import InputError, require_positive
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""As torchvision and timm normalise for their networks (torchvision's page "Models and pre-trained weights")."""
+
+VAL_SHARE, TEST_SHARE = 0.1, 0.2
+"""What is held out where neither a folder nor the user says."""
+
+
+class ImageFolderDataModule(ClassificationDataModule):
+    """Images in class folders, ``<class>/<image>``, read into memory.
+
+    Either ``ROOT/train/<class>/``, with ``ROOT/val/<class>/`` and ``ROOT/test/<class>/`` or without, or the class
+    folders directly below the root. What has no folder is held out of the training images, of each class the same share
+    (stratified); only a test set is not held out of ``train/``, of which one expects that all of it trains.
+
+    Takes ``channels * image_size**2`` bytes an image: for sets that memory does not hold there is
+    :class:`~classification.datamodules.imagenet.ImageNetDataModule`, which reads any ``train/`` and ``val/``.
+
+    Args:
+        root: the folder.
+        image_size: side in pixels to which images are resized (bilinear; the aspect ratio is not kept).
+        mean: of the pixels, per channel, in [0, 1], by which the images are normalised; three values read the images as
+            RGB, one as gray. ImageNet's by default.
+        std: their deviation, likewise.
+        val_share: where there is no ``val/``, the share of the training images held out for validation; None for 0.1,
+            0 for no validation, see :class:`~classification.datamodules.base.HeldOutDataModule`.
+        test_share: where the class folders lie directly below the root, the share held out for the test, before the
+            validation's; None for 0.2.
+        split_seed: of the held-out images.
+        kwargs: batch sizes, augmentation, seed and workers, as
+            :class:`~classification.datamodules.base.ClassificationDataModule`.
+
+    Raises:
+        InputError: as :class:`~classification.datamodules.base.ClassificationDataModule`; a share outside [0, 1); other
+            than one or three channels; in :meth:`setup`, a root of another kind, a share for what has a folder, splits
+            with other classes, a class without images, an unreadable image.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        image_size: int = 32,
+        mean: tuple[float, ...] = IMAGENET_MEAN,
+        std: tuple[float, ...] = IMAGENET_STD,
+        val_share: float | None = None,
+        test_share: float | None = None,
+        split_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(mean=tuple(mean), std=tuple(std), **kwargs)
+        require_positive("images", image_size=image_size)
+        if len(mean) not in (1, 3) or len(std) != len(mean) or min(std) <= 0:
+            raise InputError(f"mean and std must hold one value or three, std above 0, got {mean=}, {std=}.")
+        for name, share in (("val_share", val_share), ("test_share", test_share)):
+            check_share(name, share or 0)
+        if split_seed < 0:
+            raise InputError(f"split_seed must not be negative, got {split_seed}.")
+        self.root, self.image_size, self.split_seed = root, image_size, split_seed
+        self.val_share, self.test_share = val_share, test_share
+        self._parts: dict[str, ImageSet] = {}
+
+    @property
+    def num_classes(self) -> int:
+        return len(class_folders(_training_folder(self._folders())))
+
+    @property
+    def has_validation(self) -> bool:
+        folders = self._folders()
+        return "val" in folders or self._shares(folders)["val"] > 0
+
+    def load(self, split: str) -> ImageSet:
+        folders = self._folders()
+        training = _training_folder(folders)
+        if split != "train" and split in folders:
+            names = [folder.name for folder in class_folders(training)]
+            require_classes("images", folders[split], names, str(training))
+            return self._read(folders[split], split)
+        if split not in self._parts:
+            self._parts = self._divide(self._read(training, "train"), self._shares(folders))
+        if split not in self._parts:
+            raise InputError(f"images: {self.root} has no {split}/ folder, and no image is held out for {split}.")
+        return self._parts.pop(split)
+
+    def _read(self, folder: Path, split: str) -> ImageSet:
+        return load_class_folders(folder, f"images/{split}", self.image_size, self.channels)
+
+    def _divide(self, whole: ImageSet, shares: dict[str, float]) -> dict[str, ImageSet]:
+        parts = {}
+        for split, share in shares.items():
+            if share:
+                kept, held = held_out_parts(whole.labels, f"{split}_share", share, self.split_seed)
+                parts[split] = whole.subset(held, f"images/{split}")
+                whole = whole.subset(kept, whole.name)
+        return {**parts, "train": whole}
+
+    def _folders(self) -> dict[str, Path]:
+        """The splits that have a folder, or ``{"all": root}`` if the root holds the classes."""
+        root = checked_root("images", self.root, _expected)
+        found = {split: root / split for split in ("train", "val", "test") if (root / split).is_dir()}
+        if found and "train" not in found:
+            raise InputError(f"images: {root} holds {', '.join(found)}, but no train. {_expected(root)}")
+        if not found and not class_folders(root):
+            raise InputError(f"images: {root} holds no folders. {_expected(root)}")
+        return found or {"all": root}
+
+    def _shares(self, folders: dict[str, Path]) -> dict[str, float]:
+        """What to hold out of the training images, in this order."""
+        usual = {"test": TEST_SHARE if "all" in folders else 0.0, "val": 0.0 if "val" in folders else VAL_SHARE}
+        shares = {}
+        for split, given in (("test", self.test_share), ("val", self.val_share)):
+            if given and not usual[split]:
+                held = f"{self.root} has folders of its own for train and {split}"
+                if split not in folders:
+                    held = f"{self.root} has a train/ folder, of which no test images are taken"
+                raise InputError(f"images: {split}_share={given} does not apply: {held}. Leave it out.")
+            shares[split] = usual[split] if given is None else given
+        return shares
+
+
+def _training_folder(folders: dict[str, Path]) -> Path:
+    return folders["train"] if "train" in folders else folders["all"]
+
+
+def _expected(root: Path) -> str:
+    return (
+        f"Expected {root}/<class>/<image>, or {root}/train/<class>/<image> and, if you like, val/ and test/ beside it."
+    )

@@ -1,0 +1,49 @@
+"""Letters as classes: a data set that is drawn, not read."""
+
+from typing import Any
+
+from classification.datamodules.base import ClassificationDataModule
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.glyphs import GLYPH_MEAN, GLYPH_STD, glyph_class_names, glyphs
+from swbn_lightning.errors import InputError, require_positive
+
+
+class GlyphDataModule(ClassificationDataModule):
+    """Letters as classes, drawn anew for training, validation and test; nothing to download.
+
+    The classes are those of the few-shot training split, so that a backbone trained here has not seen the few-shot
+    test letters.
+
+    Args:
+        num_classes: the first so many letters, at most 506.
+        image_size: side in pixels, at least 28.
+        images_per_class: training drawings a class; validation and test have a quarter as many each.
+        seed: of the drawings. The order in training follows Lightning's global seed.
+        kwargs: batch sizes, augmentation and workers, as :class:`ClassificationDataModule`.
+
+    Raises:
+        InputError: as :class:`ClassificationDataModule`; a number below 1; more classes than there are letters.
+    """
+
+    def __init__(
+        self, num_classes: int = 100, image_size: int = 28, images_per_class: int = 96, seed: int = 0, **kwargs: Any
+    ) -> None:
+        require_positive("glyphs", num_classes=num_classes, images_per_class=images_per_class, image_size=image_size)
+        available = len(glyph_class_names("train"))
+        if num_classes > available:
+            raise InputError(f"glyphs have {available} classes, got num_classes={num_classes}.")
+        super().__init__(mean=(GLYPH_MEAN,), std=(GLYPH_STD,), seed=None, **kwargs)
+        self._num_classes = num_classes
+        self.image_size, self.images_per_class, self.seed = image_size, images_per_class, seed
+
+    @property
+    def num_classes(self) -> int:
+        return self._num_classes
+
+    def load(self, split: str) -> ImageSet:
+        number = ("train", "val", "test").index(split)
+        count = self.images_per_class if split == "train" else max(1, self.images_per_class // 4)
+        drawn = glyphs("train", self.image_size, count, seed=3 * self.seed + number)
+        kept = drawn.labels < self.num_classes
+        names = drawn.class_names[: self.num_classes]
+        return ImageSet(drawn.images[kept], drawn.labels[kept], names, f"glyphs/{split}")

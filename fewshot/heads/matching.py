@@ -1,0 +1,119 @@
+"""Matching networks: attention over the support set."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fewshot.heads.base import EpisodeHead, accumulating, register_log
+from swbn_lightning.errors import InputError, require_positive
+
+
+class MatchingHead(EpisodeHead):
+    """A mixture of the support labels by cosine attention (Vinyals et al., NeurIPS 2016).
+
+    The probability of a class is the attention that its support images get (equation 1 of the paper),
+    ``p(c | x) = sum of a(x, x_i) over the x_i of class c``, with
+    ``a(x, x_i) = softmax over all i of temperature * cos(f(x), g(x_i))`` (section 2.1.1). The logits are the logarithms
+    of these probabilities, so that their cross-entropy is the mixture's negative log-likelihood.
+
+    Args:
+        temperature: factor of the cosine at the start, above 0. The paper has none, but a cosine is at most 1: over
+            5 classes of one shot even a perfect match would get a probability of ``e / (e + 4)`` = 0.40 only.
+        learn_temperature: make the factor a parameter (its logarithm is learnt, so that it stays positive).
+        full_context: embed each image in the light of the whole support set (:class:`FullContext`).
+        num_features: ``C``, which full context embeddings need; the backbone's ``num_features``.
+        context_steps: reading steps of full context embeddings; the paper leaves their number open.
+
+    Shape:
+        support ``[E, W, K, C]``, query ``[E, M, C]`` with any M; logits ``[E, M, W]``.
+
+    Raises:
+        InputError: a temperature that is not positive and finite; full context without the number of features.
+    """
+
+    log_temperature: Tensor
+
+    def __init__(
+        self,
+        temperature: float = 10.0,
+        learn_temperature: bool = True,
+        full_context: bool = False,
+        num_features: int | None = None,
+        context_steps: int = 5,
+    ) -> None:
+        super().__init__()
+        register_log(self, "log_temperature", temperature, learn_temperature, "temperature of matching")
+        require_positive("matching", context_steps=context_steps)
+        self.context: FullContext | None = None
+        if full_context:
+            if num_features is None:
+                raise InputError("matching with full_context needs num_features, the channels of the features.")
+            self.context = FullContext(num_features, context_steps)
+
+    def forward(self, support: Tensor, query: Tensor) -> Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            return self._logits(*accumulating(support, query))
+
+    def values_per_episode(self, ways: int, shots: int, queries: int, shape: Sequence[int]) -> int:
+        gathered = super().values_per_episode(ways, shots, queries, shape)
+        attention = 2 * ways * queries * ways * shots
+        if self.context is None:
+            return 2 * gathered + attention  # as they are, and normalised
+        # The cell's input, gates and states a query; the LSTM's gates and outputs a support image.
+        return 12 * gathered + attention
+
+    def _logits(self, support: Tensor, query: Tensor) -> Tensor:
+        ways, shots = support.shape[1:3]
+        examples = support.flatten(1, 2)  # class after class
+        if self.context is not None:
+            examples, query = self.context(examples, query)
+        cosine = F.normalize(query, dim=-1) @ F.normalize(examples, dim=-1).mT  # [E, M, W*K]
+        attention = (cosine * self.log_temperature.exp()).log_softmax(-1)
+        return attention.unflatten(-1, (ways, shots)).logsumexp(-1)
+
+
+class FullContext(nn.Module):
+    """Full context embeddings (Vinyals et al., section 2.1.2 and appendix A).
+
+    Support images: ``g(x_i) = forward_i + backward_i + g'(x_i)``, the hidden states of a bidirectional LSTM over the
+    support set and a skip connection (appendix A.2). The LSTM sees the set in the order of the episode: class after
+    class as in its ``classes``, and the shots of each as they were drawn. That order is itself drawn at random in every
+    episode; another order gives other embeddings, as in the paper.
+
+    Query images: an LSTM that takes ``f'(x)`` at each of its steps and reads the support set (equations 3-6),
+
+    - ``r = sum_i softmax_i(h^T g(x_i)) g(x_i)``,
+    - ``h, c = LSTM(f'(x), [h, r], c)`` and then ``h + f'(x)``,
+
+    starting from zeros, so that the first reading is the mean of the support set. An LSTM whose gates see ``f'(x)``,
+    ``h`` and ``r`` is one with input ``[f'(x), r]`` and state ``h``.
+
+    Args:
+        num_features: ``C``, of input, states and output.
+        steps: readings of the support set, at least 1.
+    """
+
+    def __init__(self, num_features: int, steps: int) -> None:
+        super().__init__()
+        require_positive("full context", num_features=num_features, steps=steps)
+        self.steps = steps
+        self.support_lstm = nn.LSTM(num_features, num_features, batch_first=True, bidirectional=True)
+        self.query_cell = nn.LSTMCell(2 * num_features, num_features)
+
+    def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """``[E, N, C]`` and ``[E, M, C]`` to the same; computed in the parameters' dtype."""
+        given, own = query.dtype, self.query_cell.weight_ih.dtype
+        support, query = support.to(own), query.to(own)
+        states, _ = self.support_lstm(support)
+        support = support + states.unflatten(-1, (2, -1)).sum(-2)
+
+        episodes = query.shape[0]
+        hidden, cell = torch.zeros_like(query), query.new_zeros(query.shape[:2].numel(), query.shape[2])
+        for _ in range(self.steps):
+            reading = (hidden @ support.mT).softmax(-1) @ support
+            rows = torch.cat([query, reading], dim=-1).flatten(0, 1)
+            output, cell = self.query_cell(rows, (hidden.flatten(0, 1), cell))
+            hidden = output.unflatten(0, (episodes, -1)) + query
+        return support.to(given), hidden.to(given)

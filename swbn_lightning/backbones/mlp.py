@@ -1,0 +1,73 @@
+"""The paper's network for MNIST: fully connected layers on the flattened image (appendix E)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, fx, nn
+
+from swbn_lightning.backbones.base import Backbone, initialize_he
+from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.norms import NormFactory
+
+
+class MLP(Backbone):
+    """Linear layers, each with a norm and ReLU behind it: "normalization layers are added before ReLU functions".
+
+    The layers have no bias (the norm's beta is one) and He's initialisation for ReLU (He et al., ICCV 2015, by
+    fan-in); the paper says nothing of either. Its features are the last hidden layer's.
+
+    Args:
+        norm: makes each normalisation layer, for input ``[N, C]``.
+        image_size: side in pixels of the (square) images: 28 as MNIST's.
+        in_channels: 1 for gray, as MNIST; 3 for RGB.
+        hidden: widths of the hidden layers; the paper's three of 1,024.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        image_size: int = 28,
+        in_channels: int = 1,
+        hidden: Sequence[int] = (1024, 1024, 1024),
+    ) -> None:
+        super().__init__()
+        require_positive("mlp", image_size=image_size)
+        if isinstance(hidden, str) or not isinstance(hidden, Sequence) or not hidden:
+            raise InputError(f"mlp: hidden must list at least one width, as [1024, 1024], got {hidden!r}.")
+        for width in hidden:
+            require_positive("mlp", hidden=width)
+        self.in_channels = in_channels
+        self.image_size = self.min_image_size = image_size
+        self.num_features = hidden[-1]
+        layers: list[nn.Module] = [nn.Flatten()]
+        previous = in_channels * image_size**2
+        for width in hidden:
+            layers += [nn.Linear(previous, width, bias=False), norm(width, ndim=1), nn.ReLU(inplace=True)]
+            previous = width
+        self.layers = nn.Sequential(*layers)
+        initialize_he(self, mode="fan_in")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[N, C]``."""
+        _require_shape(x, self.in_channels, self.image_size)
+        return self.layers(x)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """An MLP has no map of features: raises :class:`InputError`."""
+        raise InputError("mlp has no feature map, only a vector; choose a convolutional backbone, such as resnet20.")
+
+    def check_image_size(self, height: int, width: int) -> None:
+        """Raise :class:`InputError` for images of another size than the first layer was made for."""
+        if (height, width) != (self.image_size, self.image_size):
+            raise InputError(
+                f"mlp was made for images of {self.image_size}x{self.image_size} pixels, got {height}x{width}: set "
+                f"backbone_args: {{image_size: {height}}}{'' if height == width else ' and make the images square'}."
+            )
+
+
+@fx.wrap
+def _require_shape(x: Tensor, channels: int, size: int) -> None:
+    if tuple(x.shape[1:]) != (channels, size, size):
+        raise InputError(
+            f"mlp was made for images [N, {channels}, {size}, {size}], got {list(x.shape)}: options in_channels and "
+            "image_size say what it is made for."
+        )

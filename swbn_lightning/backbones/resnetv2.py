@@ -1,0 +1,182 @@
+"""Pre-activation ResNets (He et al., ECCV 2016, "Identity Mappings"): for 32x32 images and for ImageNet.
+
+A residual unit is norm, ReLU, convolution, two or three times over; nothing comes after the addition. In a unit
+that changes the size, and in the first one of a network, shortcut and residual share the first activation. One
+more norm and ReLU follow the last unit. Projections have no norm.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from swbn_lightning.backbones.base import Backbone, bottleneck_strides, conv, initialize_he
+from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.norms import NormFactory
+
+BLOCKS = ("basic", "bottleneck")
+
+
+class PreActBasic(nn.Module):
+    """Two 3x3 convolutions.
+
+    Args:
+        norm: makes each normalisation layer.
+        in_channels: channels that come in.
+        out_channels: channels that go out.
+        stride: of the first convolution and the shortcut.
+        shared: whether an identity shortcut, too, starts from the first activation; a projection always does.
+        drop_rate: dropout before the second convolution.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        in_channels: int,
+        out_channels: int,
+        stride: int = 1,
+        shared: bool = False,
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        projects = stride != 1 or in_channels != out_channels
+        self.shared = shared or projects
+        self.norm1, self.conv1 = norm(in_channels), conv(in_channels, out_channels, 3, stride)
+        self.norm2, self.conv2 = norm(out_channels), conv(out_channels, out_channels, 3)
+        self.dropout = nn.Dropout(drop_rate) if drop_rate else nn.Identity()
+        self.shortcut = conv(in_channels, out_channels, 1, stride) if projects else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(x))
+        shortcut = self.shortcut(active if self.shared else x)
+        out = self.conv1(active)
+        out = self.conv2(self.dropout(F.relu(self.norm2(out))))
+        return out + shortcut
+
+
+class PreActBottleneck(nn.Module):
+    """A 1x1, a 3x3 and a 1x1 convolution; the two in the middle have a quarter of the channels.
+
+    Args:
+        norm: makes each normalisation layer.
+        in_channels: channels that come in.
+        out_channels: channels that go out.
+        stride: of one convolution and the shortcut.
+        stride_in: which convolution, ``"1x1"`` (the first) or ``"3x3"``.
+        shared: whether an identity shortcut, too, starts from the first activation; a projection always does.
+        active: whether the input comes activated already: no norm before the first convolution.
+    """
+
+    def __init__(
+        self,
+        norm: NormFactory,
+        in_channels: int,
+        out_channels: int,
+        stride: int = 1,
+        stride_in: str = "1x1",
+        shared: bool = False,
+        active: bool = False,
+    ) -> None:
+        super().__init__()
+        width = out_channels // 4
+        projects = stride != 1 or in_channels != out_channels
+        self.shared = shared or projects
+        first, second = bottleneck_strides(stride, stride_in)
+        self.norm1 = nn.Identity() if active else norm(in_channels)
+        self.conv1 = conv(in_channels, width, 1, first)
+        self.norm2, self.conv2 = norm(width), conv(width, width, 3, second)
+        self.norm3, self.conv3 = norm(width), conv(width, out_channels, 1)
+        self.shortcut = conv(in_channels, out_channels, 1, stride) if projects else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(x))  # what comes activated stays as it is
+        shortcut = self.shortcut(active if self.shared else x)
+        out = self.conv1(active)
+        out = self.conv2(F.relu(self.norm2(out)))
+        out = self.conv3(F.relu(self.norm3(out)))
+        return out + shortcut
+
+
+class ResNetV2Cifar(Backbone):
+    """Pre-activation ResNet for 32x32 images: 6n + 2 layers of basic blocks, or 9n + 2 of bottlenecks.
+
+    32x32 gives 64x8x8 (basic) or 256x8x8 (bottleneck). A bottleneck's stride is in its first convolution and the
+    initialisation is He's by fan-out, both as in the authors' public code (resnet-1k-layers).
+
+    Args:
+        norm: makes each normalisation layer.
+        depth: 56 (the paper's, section 4.2.1), 110, 164, ...
+        block: ``"basic"`` or ``"bottleneck"``. For 56 layers the paper does not say which (both fit); He et al. give
+            depths that low to basic blocks.
+        in_channels: 3 for RGB, 1 for gray.
+    """
+
+    min_image_size = 4
+
+    def __init__(self, norm: NormFactory, depth: int = 56, block: str = "basic", in_channels: int = 3) -> None:
+        super().__init__()
+        if block not in BLOCKS:
+            raise unknown_name("block of a pre-activation ResNet", block, BLOCKS)
+        per_unit, make, expansion = (6, PreActBasic, 1) if block == "basic" else (9, PreActBottleneck, 4)
+        if depth < per_unit + 2 or (depth - 2) % per_unit:
+            raise InputError(f"a CIFAR ResNet of {block} blocks has {per_unit}n + 2 layers, got depth={depth}.")
+        self.in_channels = in_channels
+        self.stem = conv(in_channels, 16, 3)
+        blocks: list[nn.Module] = []
+        previous = 16
+        for width in (16, 32, 64):
+            for index in range((depth - 2) // per_unit):
+                stride = 2 if index == 0 and width > 16 else 1
+                blocks.append(make(norm, previous, width * expansion, stride, shared=not blocks))
+                previous = width * expansion
+        self.blocks = nn.Sequential(*blocks)
+        self.last = nn.Sequential(norm(previous), nn.ReLU(inplace=True))
+        self.num_features = previous
+        initialize_he(self)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        self.require_size(x)
+        return self.last(self.blocks(self.stem(x)))
+
+
+class ResNetV2(Backbone):
+    """Pre-activation ResNet for ImageNet: four stages of bottlenecks; 224x224 gives 2048x7x7.
+
+    The first activation comes "right after conv1 and before splitting into two paths" (He et al., appendix), here
+    before the max-pooling as in fb.resnet.torch; so the first unit has none of its own. Initialisation: He's, by
+    fan-out, as there.
+
+    Args:
+        norm: makes each normalisation layer.
+        layers: units of each stage: (3, 4, 6, 3) for 50 layers, (3, 4, 23, 3) for 101.
+        in_channels: 3 for RGB, 1 for gray.
+        stride_in: which convolution of a unit halves the size: ``"3x3"`` as in fb.resnet.torch and timm, or the first
+            ``"1x1"`` as in the authors' code. The number of parameters is the same.
+    """
+
+    min_image_size = 32
+
+    def __init__(
+        self, norm: NormFactory, layers: Sequence[int] = (3, 4, 6, 3), in_channels: int = 3, stride_in: str = "3x3"
+    ) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.stem = nn.Sequential(
+            conv(in_channels, 64, 7, stride=2), norm(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)
+        )
+        blocks: list[nn.Module] = []
+        previous = 64
+        for stage, count in enumerate(layers):
+            out = 256 * 2**stage
+            for index in range(count):
+                stride = 2 if index == 0 and stage else 1
+                blocks.append(PreActBottleneck(norm, previous, out, stride, stride_in, active=not blocks))
+                previous = out
+        self.blocks = nn.Sequential(*blocks)
+        self.last = nn.Sequential(norm(previous), nn.ReLU(inplace=True))
+        self.num_features = previous
+        initialize_he(self)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        self.require_size(x)
+        return self.last(self.blocks(self.stem(x)))

@@ -1,0 +1,409 @@
+"""The networks of image classification: sizes as published, a step with each norm, the same start whatever the norm."""
+
+import itertools
+from functools import partial
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torchvision.models import get_model_weights
+
+from swbn_lightning import fuse_norms
+from swbn_lightning.backbones import available_backbones, build_backbone
+from swbn_lightning.backbones.resnet import ResNet
+from swbn_lightning.backbones.resnet_cifar import ResNetCifar
+from swbn_lightning.backbones.resnetv2 import ResNetV2, ResNetV2Cifar
+from swbn_lightning.norms import NormFactory, named_norms
+from swbn_lightning.norms.base import WhiteningNorm
+from tests.norms.networks import lived, relative_error
+
+LARGE = ("wrn_28_10", "wrn_40_10", "resnext50_32x4d", "resnext101_32x4d", "resnetv2_101")
+IMAGENET = ("resnet50", "resnext50_32x4d", "resnext101_32x4d", "resnetv2_50", "resnetv2_101")
+# Name to (number of features, side of a quick image, last map at 32x32 or 224x224).
+NETWORKS = {
+    "mlp": (1024, 28, None),
+    "vgg": (512, 16, (2, 2)),
+    "resnet20": (64, 8, (8, 8)),
+    "resnet32": (64, 8, (8, 8)),
+    "resnetv2_56": (64, 8, (8, 8)),
+    "resnetv2_164": (256, 8, (8, 8)),
+    "wrn": (640, 8, (8, 8)),
+    "wrn_28_10": (640, 8, (8, 8)),
+    "wrn_40_10": (640, 8, (8, 8)),
+    **dict.fromkeys(IMAGENET, (2048, 64, (7, 7))),
+}
+BN = NormFactory("bn")
+
+
+def on_meta(name, **options):
+    """Sizes without memory or time."""
+    with torch.device("meta"):
+        return build_backbone(name, **options)
+
+
+def parameters(backbone, classes):
+    """With the linear layer of so many classes, as the papers count."""
+    return sum(p.numel() for p in backbone.parameters()) + (backbone.num_features + 1) * classes
+
+
+def make(network, norm, options, **norm_args):
+    """By name, or a class where the named networks are large."""
+    if isinstance(network, str):
+        return build_backbone(network, norm, norm_args, **options)
+    return network(NormFactory(norm, **norm_args), **options)
+
+
+def weights(backbone):
+    return [m.weight for m in backbone.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+
+
+def test_all_are_there():
+    assert set(available_backbones()) == {*NETWORKS, "resnet12"}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        # torchvision's own figures: ResNet50_Weights and ResNeXt50_32X4D_Weights.IMAGENET1K_V1.meta["num_params"].
+        ("resnet50", 25_557_032),
+        ("resnext50_32x4d", 25_028_904),
+    ],
+)
+def test_imagenet_parameters_are_those_that_torchvision_publishes(name, count):
+    assert parameters(on_meta(name), 1000) == count == get_model_weights(name)["IMAGENET1K_V1"].meta["num_params"]
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_parameters_are_those_of_timm(name):
+    with torch.device("meta"):
+        reference = timm.create_model(name)
+    assert parameters(on_meta(name), 1000) == sum(p.numel() for p in reference.parameters())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "classes", "millions"),
+    [
+        # Xie et al., CVPR 2017, table 1 (50 layers) and the paper's section 4.2.2 ("~25M", "~44M").
+        ({"name": "resnet50"}, 1000, 25.5),
+        ({"name": "resnext50_32x4d"}, 1000, 25.0),
+        ({"name": "resnext101_32x4d"}, 1000, 44),
+        # Zagoruyko and Komodakis, BMVC 2016, tables 2 to 6 (10 classes).
+        ({"name": "wrn", "depth": 40, "width": 1}, 10, 0.6),
+        ({"name": "wrn", "depth": 40, "width": 2}, 10, 2.2),
+        ({"name": "wrn", "depth": 40, "width": 4}, 10, 8.9),
+        ({"name": "wrn", "depth": 40, "width": 8}, 10, 35.7),
+        ({"name": "wrn", "depth": 28, "width": 12}, 10, 52.5),
+        ({"name": "wrn", "depth": 22, "width": 8}, 10, 17.2),
+        ({"name": "wrn", "depth": 22, "width": 10}, 10, 26.8),
+        ({"name": "wrn", "depth": 16, "width": 8}, 10, 11.0),
+        ({"name": "wrn", "depth": 16, "width": 10}, 10, 17.1),
+        ({"name": "wrn_28_10"}, 10, 36.5),
+        # He et al., ECCV 2016 (as in Zagoruyko and Komodakis, table 5).
+        ({"name": "resnetv2_164"}, 10, 1.7),
+    ],
+)
+def test_parameters_are_those_that_the_papers_print(backbone, classes, millions):
+    count = parameters(on_meta(**backbone), classes) / 1e6
+    digits = 0 if isinstance(millions, int) else 1
+    # Cut or rounded: some print 35.7 for 35.75 and 25.5 for 25.56.
+    assert millions in (round(count, digits), int(count * 10**digits) / 10**digits)
+
+
+@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
+def test_cifar_resnets_have_the_parameters_of_he_et_al(depth, millions):
+    # CVPR 2016, table 6, with identity shortcuts; the pre-activation one of 110 layers has 1.7 million too (ECCV 2016).
+    digits = len(str(millions).partition(".")[2])
+    with torch.device("meta"):
+        assert round(parameters(ResNetCifar(BN, depth, shortcut="identity"), 10) / 1e6, digits) == millions
+        if depth == 110:
+            assert round(parameters(ResNetV2Cifar(BN, depth), 10) / 1e6, digits) == millions
+
+
+def test_parameters_by_hand_where_nobody_prints_them():
+    def convolutions(sizes):
+        return sum(k * k * i * o for k, i, o in sizes)
+
+    widths = [3, 64, 64, 128, 128, 256, 256, 512, 512, 512]  # appendix A
+    vgg = convolutions((3, i, o) for i, o in itertools.pairwise(widths)) + 2 * sum(widths[1:])
+    assert parameters(on_meta("vgg"), 10) == vgg + 512 * 10 + 10
+    mlp = 784 * 1024 + 2 * 1024**2 + 3 * 2 * 1024  # appendix E
+    assert parameters(on_meta("mlp"), 10) == mlp + 1024 * 10 + 10
+
+    # Projections, and appendix B's 1x1 convolutions: 5 units of each width.
+    projections = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
+    assert parameters(on_meta("resnet32"), 10) == 464_154 + projections
+    smaller = 5 * 8 * (16**2 + 32**2 + 64**2)
+    assert parameters(on_meta("resnet32", form="appendix"), 10) == 464_154 + projections - smaller + 2 * 64
+
+    # Pre-activation, 9 units of two convolutions each: a norm less than V1 has at the stem, one more at the end.
+    assert parameters(on_meta("resnetv2_56"), 10) == 853_018 + 16 * 32 + 32 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("mlp", {}, 3),
+        ("mlp", {"hidden": [8, 8]}, 2),
+        ("vgg", {}, 9),
+        ("resnet20", {}, 19 + 2),
+        ("resnet32", {}, 31),  # and two BatchNorm
+        ("resnet32", {"shortcut_norm": "given"}, 31 + 2),
+        ("resnet32", {"shortcut": "identity"}, 31),
+        ("resnet32", {"form": "appendix"}, 31 + 1),
+        ("resnetv2_56", {}, 27 * 2 + 1),
+        ("resnetv2_56", {"block": "bottleneck"}, 18 * 3 + 1),
+        ("resnetv2_164", {}, 54 * 3 + 1),
+        ("wrn_28_10", {}, 12 * 2 + 1),
+        ("wrn_40_10", {}, 18 * 2 + 1),
+        ("resnet50", {}, 1 + 16 * 3 + 4),
+        ("resnet50", {"placement": "imagenet"}, 2),  # and 52 BatchNorm
+        ("resnext50_32x4d", {}, 1 + 16 * 3 + 4),
+        ("resnext101_32x4d", {}, 1 + 33 * 3 + 4),
+        ("resnetv2_50", {}, 1 + 16 * 3),
+        ("resnetv2_101", {}, 1 + 33 * 3),
+    ],
+)
+def test_norm_layers_are_as_many_as_the_architectures_have(name, options, count):
+    backbone = on_meta(name, norm="swbn-kl", **options)
+    norms = dict(named_norms(backbone))
+    kept = [n for n, m in norms.items() if not isinstance(m, WhiteningNorm)]
+    assert len(norms) - len(kept) == count
+    if options.get("placement") == "imagenet":
+        assert len(kept) == 52 and not {"stem.1", "pooled_norm"} & set(kept)
+        assert norms["pooled_norm"].num_features == 2048
+    elif name == "resnet32" and options.get("shortcut_norm") != "given" and "shortcut" not in options:
+        assert len(kept) == 2 and all(n.endswith("shortcut.1") for n in kept)
+    else:
+        assert not kept
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_trains_a_step_with_each_norm_from_the_same_weights(name):
+    width, size, _ = NETWORKS[name]
+    channels = 1 if name == "mlp" else 3
+    # In groups, and without IterNorm in the large ones, to be quick; the rest is in the slow test below.
+    groups = {"num_groups": 8}
+    start = None
+    for norm, norm_args in (("bn", {}), ("swbn-fro", {"step_size": 1e-3, **groups}), ("iternorm", groups)):
+        if norm == "iternorm" and name in LARGE:
+            continue
+        torch.manual_seed(3)
+        backbone = build_backbone(name, norm, norm_args, **({"depth": 10} if name == "wrn" else {}))
+        if start is None:
+            start = [w.detach().clone() for w in weights(backbone)]
+        assert all(torch.equal(a, b) for a, b in zip(weights(backbone), start, strict=True)), norm
+        train_a_step(backbone, torch.randn(4, channels, size, size), width)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["swbn-fro", "swbn-kl", "iternorm"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_trains_a_step_with_each_norm_ungrouped(name, norm):
+    width, size, _ = NETWORKS[name]
+    train_a_step(build_backbone(name, norm), torch.randn(8, 1 if name == "mlp" else 3, size, size), width)
+
+
+def train_a_step(backbone, images, width):
+    assert (backbone.num_features, backbone.in_channels) == (width, images.shape[1])
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=1e-3)
+    before = [w.detach().clone() for w in weights(backbone)]
+    features = backbone.train()(images)
+    assert features.shape == (len(images), width)
+    torch.nn.functional.cross_entropy(features[:, :10], torch.arange(len(images))).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(weights(backbone), before, strict=True))
+    for layer in backbone.modules():
+        if isinstance(layer, WhiteningNorm):
+            identity = torch.eye(layer.whitening_matrix.shape[-1])
+            assert layer.num_batches_tracked == 1 and not torch.equal(layer.whitening_matrix[0], identity)
+
+
+def test_imagenet_placement_trains_both_of_its_norms():
+    backbone = build_backbone("resnet50", "swbn-fro", {"step_size": 1e-3, "num_groups": 8}, placement="imagenet")
+    train_a_step(backbone, torch.randn(4, 3, 64, 64), 2048)
+    backbone.eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        pooled = backbone.forward_features(images).mean((2, 3))
+        torch.testing.assert_close(backbone(images), backbone.pooled_norm(pooled))
+        assert relative_error(backbone(images), pooled) > 0.01
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n != "mlp" and n not in LARGE])
+def test_maps_are_averaged_to_features(name):
+    width, size, shape = NETWORKS[name]
+    backbone = on_meta(name)
+    full = 224 if name in IMAGENET else 32
+    assert backbone.forward_features(torch.zeros(1, 3, full, full, device="meta")).shape == (1, width, *shape)
+    if name in ("vgg", "resnet20", "resnetv2_56"):
+        backbone, images = build_backbone(name).eval(), torch.randn(2, 3, 2 * size, 2 * size)
+        torch.testing.assert_close(backbone(images), backbone.forward_features(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("mlp", "fan_in"),
+        ("vgg", "glorot"),
+        ("resnet32", "fan_out"),
+        ("resnetv2_56", "fan_out"),
+        ("resnetv2_164", "fan_out"),
+        ("wrn", "fan_in"),
+        ("resnext50_32x4d", "fan_out"),
+        ("resnetv2_50", "fan_out"),
+    ],
+)
+def test_initialisation_is_the_papers(name, mode):
+    # He et al., ICCV 2015: variance 2 / n, n = k*k*channels in or out; Glorot and Bengio 2010: uniform, 2 / (in + out).
+    small = {"depth": 10, "width": 2} if name == "wrn" else {}
+    for weight in weights(build_backbone(name, **small)):
+        kernel = weight[0, 0].numel()
+        fan_in, fan_out = weight.shape[1] * kernel, weight.shape[0] * kernel
+        variance = 2 / {"fan_in": fan_in, "fan_out": fan_out, "glorot": fan_in + fan_out}[mode]
+        tolerance = 6 / weight.numel() ** 0.5
+        assert weight.var().item() == pytest.approx(variance, rel=tolerance)
+        assert abs(weight.mean().item()) < tolerance * variance**0.5
+        bounded = weight.abs().max().item() < 1.001 * (3 * variance) ** 0.5
+        assert bounded == (mode == "glorot")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size"),
+    [
+        ("mlp", {"hidden": [32, 16], "image_size": 8}, 8),
+        ("vgg", {}, 16),
+        ("resnet32", {}, 8),
+        ("resnetv2_56", {}, 8),
+        ("wrn", {"depth": 10, "width": 2}, 8),
+        (partial(ResNet, layers=(1, 1, 1, 1), groups=32, group_width=4), {}, 32),
+        (partial(ResNetV2, layers=(1, 1, 1, 1)), {}, 32),
+    ],
+)
+def test_channels_last_gives_the_same(name, options, size):
+    images = torch.randn(2, 1 if name == "mlp" else 3, size, size, dtype=torch.float64)
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        backbone = make(name, "swbn-fro", options, step_size=1e-3, num_groups=8).double()
+        backbone = backbone.to(memory_format=layout)
+        features = backbone(images.contiguous(memory_format=layout))
+        features.sin().sum().backward()
+        results.append((features.detach(), weights(backbone)[0].grad, weights(backbone)[-1].grad))
+    for found, expected in zip(*results, strict=True):
+        assert relative_error(found, expected) < 1e-6  # rounding grows where few samples are whitened
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size", "folded", "convolutions"),
+    [
+        ("mlp", {"hidden": [32, 32, 16], "image_size": 8}, 8, 3, 0),
+        ("vgg", {}, 16, 9, 0),
+        ("resnet20", {}, 8, 21, 0),
+        ("resnet32", {}, 8, 33, 0),
+        ("resnet32", {"form": "appendix"}, 8, 33, 1),
+        ("resnet12", {}, 16, 17, 0),
+        ("resnet12", {"form": "metaoptnet"}, 16, 16, 0),
+        (partial(ResNet, layers=(1, 1, 1, 1)), {"placement": "imagenet"}, 32, 17, 1),
+        # The norms that follow an addition stay: all but the second and third of each unit and the stem's.
+        ("resnetv2_56", {}, 8, 27 + 1, 27),
+        ("wrn", {"depth": 10, "width": 2}, 8, 3 + 1, 3),
+        (partial(ResNetV2, layers=(2, 1, 1, 1)), {}, 32, 5 * 2 + 1, 5),
+    ],
+)
+def test_fusing_leaves_no_norm_and_the_same_function(name, options, size, folded, convolutions):
+    backbone = lived(make(name, "swbn-kl", options, num_groups=8).double())
+    images = torch.randn(2, backbone.in_channels, size, size, dtype=torch.float64)
+    fused = fuse_norms(backbone)
+    with torch.no_grad():
+        assert relative_error(fused(images), backbone(images)) < 1e-9
+    report = fused.fusion_report
+    assert (len(report.folded), len(report.convolutions), len(report.kept)) == (folded, convolutions, 0), str(report)
+    assert report.untraced == () and next(named_norms(fused), None) is None
+
+
+@pytest.mark.parametrize(("name", "smallest"), [("vgg", 16), ("resnet12", 16), ("resnet32", 4), ("wrn", 4)])
+def test_the_smallest_image_passes_and_a_smaller_one_is_refused(name, smallest):
+    backbone = build_backbone(name).eval()
+    assert backbone.min_image_size == smallest
+    assert backbone.forward_features(torch.zeros(1, 3, smallest, smallest)).shape[2:] == (1, 1)
+    for height, width in ((smallest - 1, smallest), (smallest, smallest - 1)):
+        words = f"at least {smallest}x{smallest} pixels, got {height}x{width}"
+        with pytest.raises(ValueError, match=words):
+            backbone(torch.zeros(1, 3, height, width))
+        with pytest.raises(ValueError, match=words):
+            backbone.check_image_size(height, width)
+    backbone.check_image_size(smallest, smallest)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnetv2_50"])
+def test_imagenet_networks_need_32_pixels(name):
+    backbone = on_meta(name).eval()
+    assert backbone.forward_features(torch.zeros(1, 3, 32, 32, device="meta")).shape[2:] == (1, 1)
+    with pytest.raises(ValueError, match="at least 32x32 pixels, got 28x28"):
+        backbone(torch.zeros(1, 3, 28, 28, device="meta"))
+
+
+def test_an_mlp_takes_its_own_size_alone_and_has_no_map():
+    backbone = build_backbone("mlp", in_channels=3, image_size=8, hidden=(16,))
+    assert backbone(torch.zeros(2, 3, 8, 8)).shape == (2, 16) and backbone.num_features == 16
+    for shape in ((2, 1, 8, 8), (2, 3, 9, 8), (2, 3, 4, 16)):
+        with pytest.raises(ValueError, match=r"made for images \[N, 3, 8, 8\], got \[2, "):
+            backbone(torch.zeros(shape))
+    with pytest.raises(ValueError, match="8x8 pixels, got 32x32: set backbone_args: {image_size: 32}"):
+        backbone.check_image_size(32, 32)
+    backbone.check_image_size(8, 8)
+    with pytest.raises(ValueError, match="no feature map"):
+        backbone.forward_features(torch.zeros(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("mlp", {"hidden": []}, "at least one width"),
+        ("mlp", {"hidden": 1024}, "at least one width"),
+        ("mlp", {"hidden": [10, 0]}, "hidden must be an integer of at least 1, got 0"),
+        ("mlp", {"image_size": 0}, "image_size must be"),
+        ("resnet32", {"depth": 20}, "option of backbone 'resnet32': 'depth'"),
+        ("resnet32", {"shortcut_norm": "gn"}, "shortcut_norm.*'gn'"),
+        ("resnet20", {"shortcut_norm": "bn", "shortcut": "identity"}, "identity shortcuts have no norm"),
+        ("resnet32", {"form": "figure"}, "'figure'.*appendix, he"),
+        ("resnetv2_56", {"block": "bottlenek"}, "did you mean 'bottleneck'"),
+        ("resnetv2_164", {"block": "basic"}, "option of backbone 'resnetv2_164': 'block'"),
+        ("wrn", {"depth": 27}, r"6n \+ 4 layers .*got depth=27"),
+        ("wrn", {"width": 0}, "width must be an integer of at least 1, got 0"),
+        ("wrn_28_10", {"drop_rate": 1.0}, r"in \[0, 1\), got 1.0"),
+        ("wrn_28_10", {"width": 4}, "option of backbone 'wrn_28_10': 'width'"),
+        ("resnet50", {"placement": "first"}, "'first'.*all, imagenet"),
+        ("resnet50", {"stride_in": "2x2"}, "'2x2'.*1x1, 3x3"),
+        ("resnetv2_50", {"stride_in": "2x2"}, "'2x2'.*1x1, 3x3"),
+        ("resnetv2_50", {"layers": [1]}, "option of backbone 'resnetv2_50': 'layers'"),
+    ],
+)
+def test_errors_of_options(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        on_meta(name, **options)
+
+
+def test_depths_that_do_not_exist():
+    with pytest.raises(ValueError, match=r"basic blocks has 6n \+ 2 layers, got depth=57"):
+        ResNetV2Cifar(BN, 57)
+    with pytest.raises(ValueError, match=r"bottleneck blocks has 9n \+ 2 layers, got depth=112"):
+        ResNetV2Cifar(BN, 112, "bottleneck")
+    with pytest.raises(ValueError, match=r"6n \+ 2 layers"):
+        ResNetCifar(BN, 33)
+
+
+def test_wide_resnet_drops_between_the_convolutions_in_training_alone():
+    images = torch.randn(2, 3, 8, 8)
+    backbone = build_backbone("wrn", depth=10, width=1, drop_rate=0.5)
+    dropped = [n for n, m in backbone.named_modules() if isinstance(m, nn.Dropout)]
+    assert dropped == [f"blocks.{i}.dropout" for i in range(3)]
+    first, seen = backbone.blocks[0], {}
+    first.dropout.register_forward_hook(lambda module, args, out: seen.update(before=args[0], after=out))
+    first.conv2.register_forward_pre_hook(lambda module, args: seen.update(convolved=args[0]))
+    assert not torch.equal(backbone(images), backbone(images))
+    assert seen["convolved"] is seen["after"] and seen["before"].min() == 0  # behind norm and ReLU
+    backbone.eval()
+    assert torch.equal(backbone(images), backbone(images))

@@ -1,0 +1,169 @@
+"""Classification through the command: training on everything, data that cannot work, several processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli import main
+from swbn_lightning.runs import find_checkpoint
+
+REPOSITORY = Path(__file__).parents[2]
+MODULES = ("MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "ImageFolder", "ImageNet", "Glyph")
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def arguments(module="MNIST", *more):
+    channels = 1 if "MNIST" in module else 3
+    return [
+        "--model=ImageClassifier", "--model.num_classes=10", "--model.backbone=resnet20", "--model.norm=swbn-fro",
+        f"--model.backbone_args={{in_channels: {channels}}}", f"--data={module}DataModule", "--data.batch_size=64",
+        "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--whiteness.num_images=16", "--run.name=run",
+        "--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false", *more,
+    ]  # fmt: skip
+
+
+def results(version):
+    return json.loads(Path(f"runs/run/version_{version}/results.json").read_text())
+
+
+def test_a_run_without_validation_keeps_the_last_epoch(tiny_mnist, capsys, recwarn):
+    given = arguments("MNIST", f"--data.root={tiny_mnist}", "--data.val_share=0")
+    main(["fit", *given])
+    printed = capsys.readouterr().out
+    assert "train (last, epoch 1)" in printed and "% while training" in printed
+    assert "last checkpoint: runs/run/version_0/checkpoints/last.ckpt" in printed
+    assert [path.name for path in Path("runs/run/version_0/checkpoints").iterdir()] == ["last.ckpt"]
+    content = results(0)
+    (row,) = content["results"]
+    assert content["best_checkpoint"] == "checkpoints/last.ckpt" and row["epoch"] == 1 and 0 <= row["accuracy"] <= 1
+    assert len(row["distance"]) == 2 and [entry["epoch"] for entry in content["whiteness"]] == [-1, 0, 1]
+    assert torch.load("runs/run/version_0/checkpoints/last.ckpt", weights_only=True)["epoch"] == 1
+    unwanted = ("could not find the monitored key", "across ranks is zero")
+    assert not [w for w in recwarn if any(words in str(w.message) for words in unwanted)]
+
+    main(["test", *given, "--ckpt_path=runs/run"])
+    (row,) = results(1)["results"]
+    assert row["split"] == "test" and row["images"] == 41
+    Path("runs/run/version_0/results.json").unlink()  # as of a killed run
+    assert find_checkpoint("runs/run/version_0").name == "last.ckpt"
+    with pytest.raises(SystemExit):
+        main(["validate", *given, "--ckpt_path=runs/run"])
+    assert "MNISTDataModule holds out no images for validation; set val_share above 0" in capsys.readouterr().err
+    main(["fit", *given, "--run.name=other", "--checkpoint.monitor=train/loss", "--checkpoint.filename=least"])
+    assert {path.name for path in Path("runs/other/version_0/checkpoints").iterdir()} == {"last.ckpt", "least.ckpt"}
+
+
+def test_with_validation_the_best_epoch_is_kept_and_the_test_is_on_other_images(tiny_mnist, capsys):
+    given = arguments("FashionMNIST", f"--data.root={tiny_mnist}", "--trainer.max_epochs=1")
+    main(["fit", *given])
+    content = results(0)
+    assert content["best_checkpoint"].startswith("checkpoints/epoch000-accuracy")
+    assert content["results"][0]["images"] == 20
+    main(["test", *given, "--ckpt_path=runs/run"])
+    assert results(1)["results"][0]["images"] == 41
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_option_can_be_given(module, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *arguments(module), "--print_config"])
+    assert stopped.value.code in (None, 0)
+    options = capsys.readouterr().out.split("\ndata:")[1]
+    expected = {"batch_size", "eval_batch_size", "seed", "num_workers"}
+    expected |= set() if module == "ImageNet" else {"crop_padding", "crop_padding_mode", "flip", "erasing"}
+    expected |= set() if module == "Glyph" else {"root", "val_share", "split_seed"}
+    expected |= {"download"} if "MNIST" in module or "CIFAR" in module else set()
+    expected |= {
+        "ImageFolder": {"image_size", "mean", "std", "test_share"},
+        "ImageNet": {"image_size", "eval_resize"},
+        "Glyph": {"num_classes", "image_size", "images_per_class"},
+    }.get(module, set())
+    found = {line.split(":")[0].strip() for line in options.split("init_args:")[1].splitlines() if ":" in line}
+    assert expected == found & (expected | {"crop_padding", "flip", "erasing", "mean", "std", "download"})
+
+
+@pytest.mark.parametrize(
+    ("module", "more", "words"),
+    [
+        ("MNIST", ["--data.root=nowhere"], "mnist: root nowhere does not exist. Expected nowhere/MNIST/raw/ with"),
+        (
+            "CIFAR10",
+            ["--data.root=e"],
+            "nothing usable in e (it holds nothing). Expected e/cifar-10-batches-py/",
+        ),
+        ("CIFAR100", [], "cifar100: give a root, as `--data.root DIR`"),
+        ("ImageNet", ["--data.root=e"], "imagenet: e has no train/"),
+        ("ImageFolder", ["--data.root=e"], "images: e holds no folders"),
+        ("Glyph", ["--data.erasing=2"], "the probability of erasing must be in [0, 1], got 2"),
+        ("Glyph", ["--data.images_per_class=1"], "the images have 1 channel(s), but the backbone takes 3"),
+    ],
+)
+def test_data_that_cannot_work_are_met_before_training(module, more, words, capsys):
+    Path("e").mkdir()
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *arguments(module, *more)])
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert words in printed.err.replace("\n", " ") and "Traceback" not in printed.err and "Epoch 0" not in printed.out
+
+
+PROGRAM = """
+import json, sys
+import pytorch_lightning as pl
+import torch
+from classification import ImageClassifier, MNISTDataModule
+
+class Recorder(pl.Callback):
+    trained = []
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        # Each image is filled with its number.
+        pixels = (batch.images[:, 0, 0, 0] * data.std[0] + data.mean[0]) * 255
+        self.trained.append([trainer.current_epoch, *pixels.round().long().tolist()])
+
+torch.set_num_threads(1)
+pl.seed_everything(0)
+data = MNISTDataModule(root=sys.argv[1], batch_size=16, eval_batch_size=5)
+model = ImageClassifier(num_classes=10, backbone="resnet20", backbone_args={"in_channels": 1})
+trainer = pl.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, callbacks=[Recorder()], limit_train_batches=2,
+)
+trainer.fit(model, datamodule=data)
+trainer.test(model, datamodule=data, verbose=False)
+content = {"trained": Recorder.trained, "results": model.results}
+open(f"{sys.argv[2]}.{trainer.global_rank}", "w").write(json.dumps(content))
+torch.save(model.state_dict(), f"{sys.argv[2]}.{trainer.global_rank}.pt")
+"""
+
+
+def test_two_processes_train_on_other_images_and_measure_what_one_does(tiny_mnist, tmp_path):
+    Path("program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "program.py", str(tiny_mnist), str(tmp_path / "out")]
+    # 20 and 41 images for two processes, five a batch: 20 would hang if one process had a batch more than the other.
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(Path(f"out.{rank}").read_text()) for rank in (0, 1))
+    for epoch in (0, 1):
+        parts = [[n for batch in p["trained"] if batch[0] == epoch for n in batch[1:]] for p in (first, second)]
+        assert [len(part) for part in parts] == [32, 32] and len({*parts[0], *parts[1]}) == 64
+    assert first["results"] == second["results"]
+    assert first["results"]["val"]["images"] == 20 and first["results"]["test"]["images"] == 41
+
+    from classification import ImageClassifier, MNISTDataModule
+
+    model = ImageClassifier(num_classes=10, backbone="resnet20", backbone_args={"in_channels": 1})
+    model.load_state_dict(torch.load("out.0.pt", weights_only=True))
+    test = MNISTDataModule(root=str(tiny_mnist))
+    with torch.no_grad():
+        right = model.eval()(test.normalize(test.image_set("test").images)).argmax(1) == test.image_set("test").labels
+    assert first["results"]["test"]["accuracy"] == pytest.approx(right.float().mean().item(), abs=1e-6)

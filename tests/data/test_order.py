@@ -1,0 +1,86 @@
+"""The order of an epoch, its parts on several processes, and held-out parts."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.images import hold_out, take
+from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
+
+
+class Numbers(EpochDataset[int]):
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        return 1000 * self.epoch + number
+
+
+def test_processes_share_an_epoch_and_hear_its_number():
+    seen = {}
+    for epoch in (0, 1):
+        parts = []
+        for rank in range(3):
+            dataset = Numbers(20)
+            sampler = EpochSampler(dataset, 3, rank, shuffle=True, seed=stream_seed(0), drop_last=True)
+            sampler.set_epoch(epoch)
+            parts.append(list(sampler))
+            assert dataset[7] == 1000 * epoch + 7
+        assert [len(part) for part in parts] == [6, 6, 6] and len({*parts[0], *parts[1], *parts[2]}) == 18
+        seen[epoch] = parts
+    assert seen[0] != seen[1]
+
+
+def test_seeds_of_streams_differ_and_are_the_same_in_every_process():
+    numbers = [(seed, epoch) for seed in range(20) for epoch in range(20)]
+    seeds = [stream_seed(*pair) for pair in numbers]
+    assert len(set(seeds)) == 400 and all(0 <= seed < 2**63 for seed in seeds)
+    # What they are made of is not salted, as the hash of a string is.
+    code = "print(hash((3, 1, 4)) % 2**63)"
+    for salt in ("1", "2"):
+        done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONHASHSEED": salt}, capture_output=True)
+        assert int(done.stdout) == stream_seed(3, 1, 4)
+
+
+def test_held_out_is_the_same_share_of_every_class():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.full((n,), c) for c, n in enumerate((40, 7, 1, 0, 100))])
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    for share in (0.1, 0.33, 0.9, 0.999):
+        kept, held = hold_out(labels, share, seed=3)
+        assert sorted(kept.tolist() + held.tolist()) == list(range(len(labels)))
+        assert kept.tolist() == sorted(kept.tolist()) and held.tolist() == sorted(held.tolist())
+        for number, count in enumerate((40, 7, 1, 0, 100)):
+            expected = min(round(share * count), max(count - 1, 0))
+            assert (labels[held] == number).sum() == expected
+    assert not len(hold_out(labels, 0.0, seed=3)[1])
+
+
+def test_held_out_follows_the_seed_alone_and_every_image_can_be():
+    labels = torch.arange(160) % 4
+    first = hold_out(labels, 0.25, seed=0)[1]
+    torch.manual_seed(9)
+    assert torch.equal(hold_out(labels, 0.25, seed=0)[1], first)
+    held = [set(hold_out(labels, 0.25, seed)[1].tolist()) for seed in range(60)]
+    assert len(set(map(frozenset, held))) == 60
+    often = torch.tensor([sum(number in part for part in held) for number in range(160)]).double()
+    assert often.mean() == 15 and often.min() >= 2 and often.max() <= 30  # binomial, 60 draws of a quarter
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_subset_takes_whole_images_in_their_layout(layout, channels):
+    images = torch.randint(256, (9, channels, 4, 5), dtype=torch.uint8).contiguous(memory_format=layout)
+    numbers = torch.tensor([8, 0, 3, 3])
+    taken = take(images, numbers)
+    assert torch.equal(taken, images[[8, 0, 3, 3]]) and taken.is_contiguous(memory_format=layout)
+    part = ImageSet(images, torch.arange(9) % 2, ("a", "b"), "all").subset(numbers, "some")
+    assert torch.equal(part.images, taken) and part.labels.tolist() == [0, 0, 1, 1]
+    assert part.class_names == ("a", "b") and part.name == "some"

@@ -1,0 +1,231 @@
+"""Whole studies, through the command's own `main()`."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+
+from benchmarks.study import runs as study_runs
+from benchmarks.study.__main__ import main
+from swbn_lightning.runs import find_checkpoint
+from tests.study.tiny import CIFAR_FS, GLYPHS, TINY, TINY_FEW_SHOT
+
+
+def own_lines(capsys):
+    """What the study itself printed, after what its commands did."""
+    printed = capsys.readouterr().out
+    return printed[printed.index("## ") :]
+
+
+def read(folder):
+    return list(csv.DictReader((folder / "study.csv").open()))
+
+
+def results(folder):
+    return json.loads((Path(folder) / "results.json").read_text())
+
+
+@pytest.fixture
+def studied(in_process, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = [str(GLYPHS), "--norms", "bn", "swbn-fro", "--seeds", "0,1", "--reach", "0.2", "--set", *TINY]
+    main(given)
+    return given, in_process, own_lines(capsys)
+
+
+def test_a_classification_study(studied, capsys):
+    given, calls, printed = studied
+    assert [command for command, _ in calls] == ["fit", "test"] * 4
+    rows = read(Path("runs"))
+    assert [(row["seed"], row["norm"]) for row in rows] == [
+        ("0", "bn"), ("0", "swbn-fro"), ("1", "bn"), ("1", "swbn-fro")
+    ]  # fmt: skip
+    for row in rows:
+        fitted, tested = results(row["run"]), results(row["test"])
+        (result,) = tested["results"]
+        assert tested["command"] == "test" and result["split"] == "test" and int(row["tested"]) == result["images"]
+        for column, key in (("value", "accuracy"), ("ci95", "ci95"), ("loss", "loss")):
+            assert float(row[column]) == result[key]
+        assert [float(row["rms_start"]), float(row["rms_end"])] == result["rms"]
+        assert float(row["epoch_seconds"]) == np.median(fitted["epoch_seconds"]) and row["continued"] == "0"
+        assert float(row["fit_seconds"]) == fitted["fit_seconds"]
+        best = max((float(line["val/accuracy"]), -int(line["epoch"])) for line in validated(row["run"]))
+        assert find_checkpoint(row["run"]) == Path(row["checkpoint"]) and f"epoch{-best[1]:03d}" in row["checkpoint"]
+        assert tested["tested_checkpoint"] == row["checkpoint"]
+        first = [int(line["epoch"]) + 1 for line in validated(row["run"]) if float(line["val/accuracy"]) >= 0.2]
+        assert row["epochs_to_reach"] == (str(first[0]) if first else "") and row["reach_split"] == "val"
+        assert row["paper"] == "" and row["dataset"] == "GlyphDataModule" and row["method"] == "ImageClassifier"
+        assert json.loads(row["norm_args"]) == ({"step_size": 0.01} if row["norm"] == "swbn-fro" else None)
+    check_table(printed, rows)
+    assert Path("runs/study.md").read_text() in printed + "\n"
+
+    # Nothing is done twice; the table comes from what is there.
+    before = len(calls)
+    Path("runs/study.csv").unlink()
+    main(given)
+    assert len(calls) == before and own_lines(capsys) == printed and read(Path("runs")) == rows
+    # Nor for a part of the grid, or in another place.
+    Path("runs").rename("moved")
+    main([*(word if word != "0,1" else "1" for word in given), "--runs", "moved"])
+    assert len(calls) == before and [row["value"] for row in read(Path("moved"))] == [row["value"] for row in rows[2:]]
+
+
+def validated(folder):
+    lines = csv.DictReader((Path(folder) / "metrics.csv").open())
+    return [line for line in lines if line["val/accuracy"]]
+
+
+def check_table(printed, rows):
+    """Every cell of the table again, from the rows of the file."""
+    lines = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| ")]
+    head, _, *body = lines
+    values = {
+        norm: np.array([100 * float(r["value"]) for r in rows if r["norm"] == norm]) for norm in ("bn", "swbn-fro")
+    }
+    assert [line[1] for line in body] == ["`bn`", "`swbn-fro`"]
+    for line in body:
+        cells = dict(zip(head, line, strict=True))
+        norm = cells["norm"].strip("`")
+        own = [row for row in rows if row["norm"] == norm]
+        assert cells["seeds"] == "2"
+        mean, deviation = values[norm].mean(), values[norm].std(ddof=1)
+        assert cells["mean ± std over seeds, %"] == f"{mean:.2f} ± {deviation:.2f}"
+        half = 100 * np.mean([float(row["ci95"]) for row in own])
+        assert cells["one test ± 95%"] == f"± {half:.2f}"
+        if norm == "bn":
+            assert cells["to `bn`, 95% over seeds"] == "–"
+        else:
+            difference = values[norm] - values["bn"]
+            half = 12.706204736 * difference.std(ddof=1) / np.sqrt(2)  # t of one degree of freedom
+            text = f"{difference.mean():+.2f} ± {half:.2f}"
+            expected = f"**{text}**" if abs(difference.mean()) > half else text
+            assert cells["to `bn`, 95% over seeds"] == expected
+        start, end = (np.mean([float(row[f"distance_{at}"]) for row in own]) for at in ("start", "end"))
+        assert cells["whiteness distance, start → end"] == f"{start:.2f} → {end:.2f}"
+        assert cells["an epoch, s"] == f"{np.mean([float(row['epoch_seconds']) for row in own]):.3g}"
+        assert "epochs to 20 % (val)" in cells
+
+
+def test_a_few_shot_study(in_process, tiny_cifar100, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = [str(CIFAR_FS), "--norms", "bn", "swbn-fro", "--shots", "1", "5", "--root", str(tiny_cifar100)]
+    main([*given, "--set", *TINY_FEW_SHOT])
+    assert [command for command, _ in in_process] == ["fit", "test", "test"] * 2  # one training for both shots
+    rows = {(row["norm"], row["setting"]): row for row in read(Path("runs"))}
+    assert list(rows) == [("bn", "5W1S"), ("bn", "5W5S"), ("swbn-fro", "5W1S"), ("swbn-fro", "5W5S")]
+    # The paper's table of few-shot results, prototypical network on CIFAR-FS.
+    paper = {key: float(row["paper"]) for key, row in rows.items()}
+    assert list(paper.values()) == [0.5573, 0.7347, 0.5738, 0.7502]
+    assert {row["method"] for row in rows.values()} == {"PN"} and {row["tested"] for row in rows.values()} == {"30"}
+    printed = capsys.readouterr().out
+    assert "over episodes" not in printed  # they were not saved
+    assert "| `resnet20` | 5W5S | `swbn-fro` | 1 |" in printed and "75.02" in printed
+
+    # Saved beside the results, they are paired.
+    rng, accuracies = np.random.default_rng(0), {}
+    for key, row in rows.items():
+        accuracies[key] = values = rng.integers(0, 26, 30) / 25
+        lines = [f"{number},{value}" for number, value in enumerate(values)]
+        (Path(row["test"]) / "episodes.csv").write_text("\n".join(["episode,accuracy", *lines, ""]))
+    calls = len(in_process)
+    main([*given, "--set", *TINY_FEW_SHOT])
+    assert len(in_process) == calls
+    printed = capsys.readouterr().out
+    for setting in ("5W1S", "5W5S"):
+        difference = 100 * (accuracies["swbn-fro", setting] - accuracies["bn", setting])
+        half = 2.045230 * difference.std(ddof=1) / np.sqrt(30)  # t of 29 degrees of freedom
+        text = f"{difference.mean():+.2f} ± {half:.2f}"
+        assert (f"**{text}**" if abs(difference.mean()) > half else f" {text} ") in printed
+    # More test episodes are another test, not another training.
+    more = [word if word != "data.test.episodes=30" else "data.test.episodes=40" for word in TINY_FEW_SHOT]
+    main([*given[:3], "--root", str(tiny_cifar100), "--set", *more])  # of bn alone
+    assert [command for command, _ in in_process[calls:]] == ["test"]
+    assert [row["tested"] for row in read(Path("runs"))] == ["40"]
+
+
+def test_a_failed_run_is_told_and_the_others_go_on(in_process, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    norms = ["bn:nonsense=1", "swbn-fro", "swbn-fro:step_size=0.01"]
+    with pytest.raises(SystemExit) as stopped:
+        main([str(GLYPHS), "--norms", *norms, "--set", *TINY, "trainer.max_epochs=1"])
+    assert stopped.value.code == 1
+    printed = capsys.readouterr()
+    assert "- glyphs · resnet20 · bn:nonsense=1 · seed 0: ended with 2" in printed.out
+    assert "nonsense" in printed.err
+    rows = read(Path("runs"))
+    # The last two are the same run by two names: the configuration's own step size.
+    assert [row["norm"] for row in rows] == norms[1:] and rows[0]["run"] == rows[1]["run"]
+    assert [cell.norm.label for _, cell in in_process] == ["bn:nonsense=1", "swbn-fro", "swbn-fro"]
+
+
+def test_killed_half_way(in_process, tmp_path, monkeypatch, capsys):
+    """SIGKILL for a real training in the midst of its second epoch, and later for what is left of it."""
+    monkeypatch.chdir(tmp_path)
+    given = [str(GLYPHS), "--norms", "bn", "swbn-fro", "--reach", "0.2", "--set", *TINY]
+    short = study_runs.run_command
+
+    def killed(cell, command, arguments, lock):
+        if command != "fit" or cell.norm.name == "bn":
+            return short(cell, command, arguments, lock)
+        slow = ["--trainer.callbacks=tests.study.test_whole_studies.Sleep"]
+        process = start_command(cell, [*arguments, *slow], lock)
+        last = cell.folder / "version_0" / "checkpoints" / "last.ckpt"
+        wait_until(lambda: last.is_file() or process.poll() is not None)
+        process.send_signal(signal.SIGKILL)
+        raise study_runs.RunFailed(f"swbn fit ended with {process.wait()}")
+
+    monkeypatch.setattr(study_runs, "run_command", killed)
+    with pytest.raises(SystemExit):
+        main(given)
+    assert "swbn-fro · seed 0: swbn fit ended with -9" in capsys.readouterr().out
+    assert [row["norm"] for row in read(Path("runs"))] == ["bn"]
+    (folder,) = Path("runs").glob("glyphs/resnet20/swbn-fro/*/version_0")
+    assert not (folder / "results.json").exists() and (folder / "checkpoints" / "last.ckpt").is_file()
+
+    monkeypatch.setattr(study_runs, "run_command", short)
+    calls = len(in_process)
+    main(given)
+    assert [(command, cell.norm.name) for command, cell in in_process[calls:]] == [
+        ("fit", "swbn-fro"), ("test", "swbn-fro")
+    ]  # fmt: skip
+    row = read(Path("runs"))[1]
+    assert row["continued"] == "1" and row["run"].endswith("version_1") and row["fit_seconds"] == ""
+    assert [int(line["epoch"]) for line in validated(row["run"])] == [1]  # not the first one again
+
+    # Killed after the last epoch's checkpoint and before its results: nothing is left to train, so it begins anew.
+    Path(row["run"], "results.json").unlink()
+    main(given)
+    row = read(Path("runs"))[1]
+    assert row["continued"] == "0" and row["run"].endswith("version_0")
+    assert [int(line["epoch"]) for line in validated(row["run"])] == [0, 1]
+
+
+class Sleep(pl.Callback):
+    """Half a minute before the second epoch, so that a kill comes in time."""
+
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == 1:
+            time.sleep(30)
+
+
+def start_command(cell, arguments, lock):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, str(study_runs.CLI), "fit", *arguments],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[lock], env=environment,
+    )  # fmt: skip
+
+
+def wait_until(condition, seconds=600):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
