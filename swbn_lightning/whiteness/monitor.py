@@ -114,8 +114,7 @@ class WhitenessMonitor(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         log_dir = trainer.log_dir  # the processes agree on it here
-        kept = trainer.loggers and log_dir and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        self._folder = Path(log_dir) if kept and log_dir else None
+        self._folder = Path(log_dir) if trainer.loggers and log_dir else None
         if not self._measures(trainer, pl_module):
             return
         self._choose_heatmaps(list(choose_layers(pl_module, self.layers, self.exclude)))  # errors now, not at the end
