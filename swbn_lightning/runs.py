@@ -1,6 +1,7 @@
 """Run folders: ``<root>/<name>/version_<n>`` with logs, configuration, checkpoints and ``results.json``."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def write_results(folder: Path, results: dict[str, Any]) -> Path:
 
 def write_whole(path: Path, text: str) -> Path:
     """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # another process may be writing it too
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path

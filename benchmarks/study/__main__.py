@@ -31,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run what is not done, write after each run, print the table.
 
     Raises:
-        SystemExit: 1 if runs failed, 2 for input that cannot work.
+        SystemExit: 1 if runs failed, 2 for input that cannot work, 130 after Ctrl-C.
     """
     parser = _parser()
     options = parser.parse_args(args)
@@ -40,7 +40,11 @@ def main(args: Sequence[str] | None = None) -> None:
     except InputError as error:
         parser.error(str(error))
     study = Study(cells, options.reach, Path(options.output or options.runs), sys.argv[1:] if args is None else args)
-    study.run()
+    try:
+        study.run()
+    except KeyboardInterrupt:
+        _say("stopped; the same command goes on from here")
+        sys.exit(130)  # as shells report Ctrl-C
     print(study.text())
     print(f"written: {study.folder / 'study.csv'}, {study.folder / 'study.md'}")
     if study.failures:
@@ -94,10 +98,8 @@ class Study:
         rows = self._all_rows()
         parts = [markdown(rows, seeds=len({cell.seed for cell in self.cells}))]
         if self.failures:
-            parts.append(
-                "Not finished:\n\n"
-                + "\n".join(f"- {label}: {why.splitlines()[0]}" for label, why in self.failures.items())
-            )
+            reasons = [f"- {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]
+            parts.append("\n".join(["Not finished:\n", *reasons, ""]))
         done = [self.cells[number] for number in self._rows]
         parts += [f"`python -m benchmarks.study {shlex.join(self.words)}`\n"]
         parts += dict.fromkeys(as_line(read_environment(cell)) for cell in done)

@@ -1,14 +1,15 @@
 """Which checkpoint of a run in one or several parts is tested, and who may work on a cell."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
 from benchmarks.study import runs as study_runs
-from benchmarks.study.__main__ import Study
-from swbn_lightning.runs import write_results
+from benchmarks.study.__main__ import Study, main
+from swbn_lightning.runs import write_results, write_whole
 from tests.study.tiny import GLYPHS, cells_of
 
 
@@ -91,6 +92,30 @@ def test_a_child_that_outlives_its_study_keeps_the_cell(tmp_path):
         child.wait()
     with study_runs._locked(tmp_path, wait=False):
         pass
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupt(cell, wait):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.study.__main__.complete", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(GLYPHS), "--runs", str(tmp_path)])
+    assert stopped.value.code == 130 and "the same command goes on from here" in capsys.readouterr().err
+
+
+def test_a_file_that_two_processes_write_is_whole(tmp_path, monkeypatch):
+    path, replace = tmp_path / "study.csv", Path.replace
+
+    def replace_after_the_other(self, target):
+        monkeypatch.setattr(Path, "replace", replace)
+        monkeypatch.setattr("swbn_lightning.runs.os.getpid", lambda: -1)
+        write_whole(path, "theirs")
+        assert path.read_text() == "theirs"
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_after_the_other)
+    assert write_whole(path, "ours").read_text() == "ours" and list(tmp_path.iterdir()) == [path]
 
 
 def test_cells_at_which_others_are_at_work_come_last(tmp_path, monkeypatch):

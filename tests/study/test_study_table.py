@@ -89,7 +89,7 @@ def test_what_a_failed_test_leaves_is_shown(tmp_path, monkeypatch):
     study.run()
     text = (tmp_path / "study.md").read_text()
     assert "| `swbn-fro` | 1 | 75.00 |" in text and (tmp_path / "study.csv").read_text().count("\n") == 2
-    assert "- config · resnet12 · swbn-fro · seed 0: ended with 1; see output.txt\n" in text
+    assert "- config · resnet12 · swbn-fro · seed 0: ended with 1; see output.txt\n\n" in text
     assert "`python -m benchmarks.study config.yaml --set 'a=b c'`" in text and text.endswith("torch 2\n")
 
 
