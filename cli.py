@@ -1,4 +1,4 @@
-"""The command: ``swbn fit|train|validate|test|predict --config FILE``."""
+"""The command: ``swbn fit|train|validate|test|predict --config FILE``, ``swbn compare RUN RUN``."""
 
 import logging
 import sys
@@ -16,6 +16,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 import classification  # noqa: F401 (its classes are known by their short names)
 import fewshot  # noqa: F401
 from fewshot.prediction import PredictionTable
+from fewshot.saving import EpisodeFiles
+from swbn_lightning import compare
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.errors import InputError
 from swbn_lightning.image_data import ImageDataModule
@@ -23,6 +25,8 @@ from swbn_lightning.report import ResultTable
 from swbn_lightning.runs import find_checkpoint, new_run_folder
 from swbn_lightning.whiteness import WhitenessMonitor
 
+# Commands that work on what runs left.
+_COMMANDS = {"compare": compare.main}
 _PROCESS_WORDS = ("best", "last", "hpc", "registry")
 # Said about data that lie in memory and about runs that are short on purpose.
 _NOISE = (
@@ -89,7 +93,7 @@ class SwbnCLI(LightningCLI):
             callbacks.append(RichProgressBar())
         if config.get("logger"):
             callbacks.append(LearningRateMonitor())
-        callbacks += [ResultTable(), PredictionTable()]
+        callbacks += [ResultTable(), EpisodeFiles(), PredictionTable()]
         if config.get("enable_checkpointing") is not False and not probing:
             best = self._get(self.config_init, "checkpoint")
             if self._can_be_monitored(best.monitor):
@@ -116,7 +120,11 @@ def main(args: Sequence[str] | None = None) -> None:
     for message in _NOISE:
         warnings.filterwarnings("ignore", message)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_is_no_advertisement)
+    words = sys.argv[1:] if args is None else args
     try:
+        if words and words[0] in _COMMANDS:
+            _COMMANDS[words[0]](words[1:])
+            return
         SwbnCLI(
             pl.LightningModule,
             pl.LightningDataModule,

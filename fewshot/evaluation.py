@@ -2,11 +2,11 @@
 
 Each image of a split is embedded once; episodes are drawn in bulk and scored in chunks. Valid whenever an
 image's feature does not depend on the images beside it, that is, with evaluation statistics and without
-random augmentation.
+random augmentation. Where it does, each episode's images are embedded together, episode by episode.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -76,6 +76,7 @@ def evaluate_episodes(
     seed: int,
     chunk_size: int | None = None,
     class_names: Sequence[str] | None = None,
+    embed: Callable[[Tensor], Tensor] | None = None,
 ) -> EpisodeResult:
     """Accuracy of ``head`` on episodes ``0 .. num_episodes - 1`` of ``seed`` over cached features.
 
@@ -95,6 +96,9 @@ def evaluate_episodes(
         chunk_size: episodes scored at once; the default keeps a chunk, with what the head says that it makes of it
             (:meth:`~fewshot.heads.EpisodeHead.values_per_episode`), under 16 MiB, or is 2.
         class_names: for error messages.
+        embed: makes features of what ``features`` then holds, say images, a whole episode at a time: support
+            ``[W*K, ...]``, then queries ``[W*Q, ...]``. For networks that normalise by their batch in evaluation too;
+            slow, and an episode's queries are then classified together.
 
     Raises:
         InputError: as :class:`~fewshot.episodes.EpisodeSampler`; features and labels of different length; a head with a
@@ -103,18 +107,25 @@ def evaluate_episodes(
     if len(features) != len(labels):
         raise InputError(f"evaluate_episodes: {len(features)} features but {len(labels)} labels.")
     require_positive("evaluate_episodes", num_episodes=num_episodes)
-    check_running_statistics(head)
+    if embed is None:
+        check_running_statistics(head)
     sampler = EpisodeSampler(labels, ways, shots, queries, class_names)
-    if chunk_size is None:
+    if embed is not None:
+        chunk_size = 1
+    elif chunk_size is None:
         chunk_size = _chunk_size(head, features, ways, shots, queries)
     require_positive("evaluate_episodes", chunk_size=chunk_size)
-    target = torch.arange(ways, device=features.device).repeat_interleave(queries)
+    target = torch.arange(ways).repeat_interleave(queries)
     classes, right, losses = [], [], []
     with _evaluation_mode(head):
         for start in range(0, num_episodes, chunk_size):
             episodes = sampler.draw(range(start, min(start + chunk_size, num_episodes)), seed)
             support, query = (rows.to(features.device) for rows in (episodes.support, episodes.query.flatten(1)))
-            logits = _two_at_least(head, features[support], features[query]).float()
+            if embed is None:
+                logits = _two_at_least(head, features[support], features[query]).float()
+            else:
+                logits = _embedded_together(embed, head, features[support], features[query]).float()
+            target = target.to(logits.device)
             targets = target.expand(len(logits), -1)
             classes.append(episodes.classes)
             right.append((logits.argmax(-1) == target).unflatten(1, (ways, queries)).sum(-1).cpu())
@@ -154,6 +165,13 @@ def _two_at_least(head: nn.Module, support: Tensor, query: Tensor) -> Tensor:
     if len(support) > 1:
         return head(support, query)
     return head(support.expand(2, *support.shape[1:]), query.expand(2, *query.shape[1:]))[:1]
+
+
+def _embedded_together(embed: Callable[[Tensor], Tensor], head: nn.Module, support: Tensor, query: Tensor) -> Tensor:
+    """Logits of one episode from what its features are made of: ``[1, W, K, ...]`` and ``[1, W*Q, ...]``."""
+    ways, shots = support.shape[1:3]
+    features = embed(torch.cat([support.flatten(0, 2), query.flatten(0, 1)]))
+    return head(features[: ways * shots].unflatten(0, (1, ways, shots)), features[None, ways * shots :])
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from fewshot.datamodule import EpisodeBatch, EpisodicDataModule, EvaluationTask
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
+from fewshot.saving import episodes_identity
 from swbn_lightning.errors import InputError
 from swbn_lightning.image_data import ImageBatch
-from swbn_lightning.training import TrainingModule, check_running_statistics
+from swbn_lightning.training import TrainingModule, check_running_statistics, norm_by_batch
 
 # What Lightning's sanity check and fast_dev_run evaluate at most: whether it works, not how well.
 _PROBE_EPISODES = 20
@@ -24,7 +25,8 @@ class EpisodicModule(TrainingModule):
     ``[E, W, K, C]`` and query ``[E, W*Q, C]`` to logits ``[E, W*Q, W]``. Training minimises the cross-entropy of the
     queries; a method with another loss overrides :meth:`episode_loss`.
 
-    Validation and test use evaluation statistics always. They log ``<split>/accuracy`` and
+    Validation and test use evaluation statistics always; with norms that keep none they go episode by episode, each
+    normalised by its own images, and the table says so. They log ``<split>/accuracy`` and
     ``<split>/accuracy_ci95`` (fractions; half-width of the 95% interval over episodes), and ``<split>/loss``.
 
     Args:
@@ -33,6 +35,7 @@ class EpisodicModule(TrainingModule):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._by_batch: str | None = None  # a norm without statistics for evaluation
         self._embedded: list[tuple[Tensor, Tensor]] = []  # index and features of this process's batches
         #: Accuracy of every episode of the last evaluation of each split.
         self.episode_results: dict[str, EpisodeResult] = {}
@@ -48,7 +51,13 @@ class EpisodicModule(TrainingModule):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         _ = self.episodic_data
-        check_running_statistics(self.backbone)
+        self._by_batch = norm_by_batch(self)
+        if self._by_batch is not None and stage != "predict":
+            rank_zero_warn(
+                f"{self._by_batch} keeps no running statistics: every episode is evaluated by itself and normalised by "
+                "its own support and query images, which is slow and classifies its queries together. Leave out "
+                "track_running_stats: false for the usual evaluation."
+            )
 
     def episode_loss(self, support: Tensor, query: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
         """The loss to minimise and the accuracy (fraction) of training episodes.
@@ -92,6 +101,7 @@ class EpisodicModule(TrainingModule):
     def on_predict_start(self) -> None:
         if self.trainer.world_size > 1:
             raise InputError("predict names images in one process; give --trainer.devices 1.")
+        check_running_statistics(self)
         if getattr(self.head, "transductive", False):
             raise InputError("predict names each image by itself; leave out transductive: true.")
         data = self.episodic_data
@@ -106,6 +116,9 @@ class EpisodicModule(TrainingModule):
         return self.head(self._support, self.embed(batch.images)[None])[0].softmax(-1)
 
     def _keep(self, batch: ImageBatch) -> None:
+        if self._by_batch is not None:  # only which images: their features are made anew in every episode
+            self._embedded.append((batch.numbers, batch.numbers.new_empty(len(batch.numbers), 0)))
+            return
         images = batch.images
         if len(images) == 1:  # by itself its sums are made in another order, and the digits would tell the batch size
             images = images.expand(2, -1, -1, -1)
@@ -115,6 +128,8 @@ class EpisodicModule(TrainingModule):
         task = self.episodic_data.evaluation_task(split)
         index, features = self._gather_embedded()
         labels = task.labels[index.cpu()]
+        if self._by_batch is not None:
+            features = self.episodic_data.image_set(split).images[index.cpu()]
         if len(index) < len(task.labels):
             whole = task.whole_classes(labels)
             features, labels = features[whole.to(features.device)], labels[whole]
@@ -132,6 +147,7 @@ class EpisodicModule(TrainingModule):
             num_episodes=episodes,
             seed=task.seed,
             class_names=task.class_names,
+            embed=None if self._by_batch is None else self._embed_pixels,
         )
         self.episode_results[split] = result
         self.results[split] = {
@@ -148,10 +164,15 @@ class EpisodicModule(TrainingModule):
             "std": result.std,
             "loss": result.loss,
             **({"inference": "transductive"} if result.transductive else {}),
+            **({"inference": "batch statistics"} if self._by_batch is not None else {}),
+            "episodes_id": episodes_identity(labels, task.class_names, s.ways, s.shots, s.queries, task.seed),
         }
         # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
         self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
         self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss}, sync_dist=True)
+
+    def _embed_pixels(self, images: Tensor) -> Tensor:
+        return self.embed(self.episodic_data.normalize(images.to(self.device)))
 
     def _may_go_on(self, split: str, labels: Tensor, task: EvaluationTask) -> bool:
         """Whether an evaluation of a part of the split can be made; says so where that was not to be expected."""

@@ -11,6 +11,8 @@ from torch import nn
 from swbn_lightning.errors import InputError
 
 RESULTS_FILE = "results.json"
+# Beside the results of a test of episodes: a row an episode, with its accuracy.
+EPISODES_FILE = "episodes.csv"
 
 
 def new_run_folder(root: str | Path, name: str) -> Path:

@@ -266,11 +266,17 @@ def check_running_statistics(model: nn.Module) -> None:
     Raises:
         InputError: a batch normalisation without running statistics, by name.
     """
+    if layer := norm_by_batch(model):
+        raise InputError(
+            f"{layer} keeps no running statistics, so it would normalise test images by the batch they happen to be "
+            "in; evaluation embeds each image by itself. Leave out track_running_stats: false."
+        )
+
+
+def norm_by_batch(model: nn.Module) -> str | None:
+    """The first layer that normalises by its batch in evaluation too, as ``name (class)``; None where none does."""
     for name, layer in named_norms(model):
         by_batch = isinstance(layer, WhiteningNorm | nn.modules.batchnorm._BatchNorm)
         if by_batch and layer.running_mean is None:
-            raise InputError(
-                f"{name} ({type(layer).__name__}) keeps no running statistics, so it would normalise test "
-                "images by the batch they happen to be in; evaluation embeds each image by itself. "
-                "Leave out track_running_stats: false."
-            )
+            return f"{name} ({type(layer).__name__})"
+    return None

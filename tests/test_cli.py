@@ -106,6 +106,30 @@ def test_test_gives_the_same_digits_in_every_process(run, capsys):
     assert first["whiteness"] == whole[: len(first["whiteness"])] and len(first["whiteness"]) >= 2  # to the best epoch
 
 
+def test_a_test_leaves_the_accuracy_of_every_episode_and_class(run, capsys):
+    folder, arguments = run
+    found = []
+    for extra in ([], ["--data.eval_batch_size=37"], ["--data.test.episodes=20"]):
+        main(["test", *arguments, *extra, "--ckpt_path", str(folder / "version_0")])
+        newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
+        (row,) = json.loads((newest / "results.json").read_text())["results"]
+        accuracies = [float(line["accuracy"]) for line in csv.DictReader((newest / "episodes.csv").open())]
+        assert len(accuracies) == row["episodes"]
+        assert np.mean(accuracies) == pytest.approx(row["accuracy"], abs=1e-12)
+        assert np.std(accuracies, ddof=1) == pytest.approx(row["std"], abs=1e-12)
+        found.append((row["episodes_id"], accuracies))
+        classes = list(csv.DictReader((newest / "classes.csv").open()))
+        assert len(classes) == 20 and len({line["name"] for line in classes}) == 20
+    assert found[0] == found[1] and found[2] == (found[0][0], found[0][1][:20])
+    # Every class is drawn about equally often, so the mean of theirs is near the episodes'.
+    assert np.mean([float(line["accuracy"]) for line in classes]) == pytest.approx(np.mean(found[2][1]), abs=0.15)
+    assert not (folder / "version_0" / "episodes.csv").exists()  # fit's validation chooses; it is compared with nothing
+
+    capsys.readouterr()
+    main(["compare", f"a={folder}", f"b={newest}"])
+    assert "0.00 ± 0.00" in capsys.readouterr().out
+
+
 def test_the_table(run, capsys):
     folder, arguments = run
     main(["test", *arguments, "--ckpt_path", str(folder)])
@@ -287,7 +311,6 @@ BAD_INPUT = [
     (["--data.eval_seed=-1"], "must not be negative"),
     (["--model.warmup_steps=-1"], "warmup_steps must be at least 0"),
     (["--model.lr_interval=batch"], "unknown lr_interval 'batch'"),
-    (["--model.norm_args={track_running_stats: false}"], "keeps no running statistics"),
     (["--whiteness.num_images=0"], "num_images must be"),
     (["--ckpt_path=nowhere.ckpt"], "checkpoint nowhere.ckpt does not exist"),
     (["--ckpt_path=a_file"], "a_file is not a readable checkpoint"),

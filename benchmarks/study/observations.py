@@ -13,8 +13,8 @@ from benchmarks.study.cells import Cell, Test
 from benchmarks.study.runs import chosen_checkpoint, finished_fit, finished_test, logged, read_results
 from swbn_lightning.paper import PaperFigure, find_paper_figure
 from swbn_lightning.runs import run_versions
+from swbn_lightning.saved_tests import read_episodes
 
-EPISODES_FILE = "episodes.csv"  # beside a test's results: a row an episode, with its accuracy
 # Of a test's results: the metric's name here, and in the paper's tables.
 METRICS = {"accuracy": ("accuracy", ("accuracy", "top1")), "top5": ("top5", ("top5",))}
 
@@ -158,7 +158,7 @@ def _of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> 
                 paper=value / 100 if value is not None else None,
                 paper_note=found[0].note if found else "",
                 test=str(folder),
-                episodes=_episodes(folder) if few_shot and metric == "accuracy" else (),
+                episodes=read_episodes(folder) if few_shot and metric == "accuracy" else (),
                 episode_set=tuple(result[name] for name in ("seed", "ways", "shots", "queries")) if few_shot else (),
             )
         )
@@ -172,12 +172,3 @@ def _paper_figure(cell: Cell, metric: str, **columns: str) -> PaperFigure | None
 
 def _seconds(figure: PaperFigure) -> float:
     return (figure.value or 0.0) * {"s": 1, "min": 60}[figure.unit]
-
-
-def _episodes(folder: Path) -> tuple[float, ...]:
-    """The accuracy of every test episode, where the test saved them."""
-    path = folder / EPISODES_FILE
-    if not path.is_file():
-        return ()
-    with path.open(newline="", encoding="utf-8") as file:
-        return tuple(float(row["accuracy"]) for row in csv.DictReader(file))

@@ -191,3 +191,27 @@ def test_a_head_that_would_normalise_by_the_chunk_is_refused(embedded):
     head.norm = torch.nn.BatchNorm1d(16, track_running_stats=False)
     with pytest.raises(ValueError, match=r"norm \(BatchNorm1d\) keeps no running statistics"):
         evaluate_episodes(*embedded, head, ways=5, shots=2, queries=8, num_episodes=10, seed=3)
+
+
+def test_a_network_that_normalises_by_its_batch_goes_episode_by_episode():
+    torch.manual_seed(0)
+    images, labels = torch.randn(60, 3, 4, 4), torch.arange(6).repeat_interleave(10)
+    images += labels.view(-1, 1, 1, 1) / 2
+    norm = torch.nn.BatchNorm2d(3, track_running_stats=False)
+    network = torch.nn.Sequential(norm, torch.nn.Conv2d(3, 8, 4), torch.nn.Flatten()).eval()
+    settings = {"ways": 3, "shots": 2, "queries": 4}
+    result = evaluate_episodes(
+        images, labels, PrototypicalHead(), embed=network, num_episodes=7, seed=5, chunk_size=4, **settings
+    )
+    episodes = sample_episodes(labels, num_episodes=7, seed=5, **settings)
+    for number, (support, query) in enumerate(zip(episodes.support, episodes.query, strict=True)):
+        together = images[torch.cat([support.flatten(), query.flatten()])].double()
+        mean, var = together.mean((0, 2, 3)), together.var((0, 2, 3), correction=0)
+        white = (together - mean.view(3, 1, 1)) / (var.view(3, 1, 1) + 1e-5).sqrt()
+        weight, bias = network[1].weight.double(), network[1].bias.double()
+        features = torch.einsum("nchw,ochw->no", white, weight) + bias
+        prototypes = features[:6].unflatten(0, (3, 2)).mean(1)
+        nearest = torch.cdist(features[6:], prototypes).argmin(1)
+        right = (nearest == torch.arange(3).repeat_interleave(4)).double().mean()
+        assert result.accuracies[number] == right
+    assert 0.4 < result.mean < 1

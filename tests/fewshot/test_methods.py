@@ -285,3 +285,16 @@ def test_a_batchnorm_backbone_loads_into_whitening_layers(tmp_path):
         backbone = build_backbone("tiny", norm, {"eps": 1e-5})
         load_backbone(backbone, tmp_path / "bn.ckpt")
         torch.testing.assert_close(backbone.eval()(images), trained.eval()(images), rtol=1e-4, atol=1e-4)
+
+
+def test_batch_statistics_at_test_are_said_and_repeatable(tmp_path):
+    model = PrototypicalNetwork(backbone="tiny", norm="swbn-fro", norm_args={"track_running_stats": False})
+    trainer = pl.Trainer(max_epochs=1, **QUIET)
+    with pytest.warns(UserWarning, match=r"keeps no running statistics: every episode is evaluated by itself"):
+        trainer.fit(model, datamodule=shades())
+    assert model.results["val"]["inference"] == "batch statistics" and model.results["val"]["episodes"] == 30
+    rows = []
+    for options in ({}, {"eval_batch_size": 5}):
+        trainer.test(model, datamodule=shades(**options), verbose=False)
+        rows.append(model.results["test"])
+    assert rows[0] == rows[1] and rows[0]["accuracy"] > 0.4

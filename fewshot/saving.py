@@ -1,0 +1,67 @@
+"""What an evaluation of episodes leaves beside ``results.json``: every episode's accuracy, and every class's."""
+
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+
+from fewshot.evaluation import EpisodeResult
+from swbn_lightning.runs import EPISODES_FILE, write_whole
+
+CLASSES_FILE = "classes.csv"
+
+
+class EpisodeFiles(pl.Callback):
+    """Writes ``episodes.csv`` and ``classes.csv`` to the folder of a ``test`` or ``validate``.
+
+    A row an episode (``episode,accuracy``), which ``swbn compare`` pairs with another run's; a row a class
+    (``class,name,accuracy``): the share of all its queries that were right, empty for one that no episode drew.
+    """
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer, pl_module, "test")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._write(trainer, pl_module, "val")
+
+    def _write(self, trainer: pl.Trainer, pl_module: Any, split: str) -> None:
+        result: EpisodeResult | None = getattr(pl_module, "episode_results", {}).get(split)
+        log_dir = trainer.log_dir  # the processes agree on it here
+        if result is None or not trainer.loggers or not log_dir or not trainer.is_global_zero:
+            return
+        folder = Path(log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = pl_module.episodic_data.evaluation_task(split).class_names
+        # repr gives the shortest digits that read back as the same number.
+        episodes = [(number, repr(value)) for number, value in enumerate(result.accuracies.tolist())]
+        write_whole(folder / EPISODES_FILE, _as_csv(("episode", "accuracy"), episodes))
+        pairs = zip(result.classes.tolist(), result.class_accuracies.tolist(), strict=True)
+        classes = [(label, names[label], "" if value != value else repr(value)) for label, value in pairs]
+        write_whole(folder / CLASSES_FILE, _as_csv(("class", "name", "accuracy"), classes))
+
+
+def episodes_identity(
+    labels: Tensor, class_names: Sequence[str], ways: int, shots: int, queries: int, seed: int
+) -> str:
+    """A word that is equal where episode ``i`` is of the same images: of the settings, the labels and their names.
+
+    Not of the pixels, so that runs with other image sizes, or on copies of other quality, can be compared.
+    """
+    digest = hashlib.sha256(f"{ways} {shots} {queries} {seed}\n".encode())
+    digest.update("\n".join(class_names).encode())
+    digest.update(labels.cpu().long().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,224 @@
+"""``swbn compare``: two or more runs on the same test episodes, pair by pair.
+
+    swbn compare runs/bn runs/swbn
+    swbn compare BatchNorm=runs/bn SWBN=runs/swbn --output comparison.csv
+
+The accuracies of two networks on one episode have the episode's luck in common: where its classes are hard, they are
+hard for both. In the mean of the differences it cancels, so the interval of that mean is narrower than the two means'.
+"""
+
+import argparse
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from swbn_lightning.errors import InputError
+from swbn_lightning.intervals import Interval, mean_interval, paired_difference
+from swbn_lightning.runs import write_whole
+from swbn_lightning.saved_tests import SavedTest, find_tests
+
+_NONE = "–"
+
+
+class Contestant(NamedTuple):
+    """What one argument of the command stands for: a run by its label, with its tests by setting."""
+
+    label: str
+    tests: dict[str, list[SavedTest]]  # setting -> one test a training seed
+
+
+class Comparison(NamedTuple):
+    """One run's line under one setting. Accuracies and differences are fractions."""
+
+    setting: str
+    label: str
+    seeds: tuple[int, ...]
+    episodes: int  # that all runs of the table share
+    accuracy: Interval  # over the episodes; of several seeds over the seeds
+    over_episodes: Interval | None  # the difference to the first run on each episode (of common seeds, their mean)
+    over_seeds: Interval | None  # the difference to the first run, seed by seed
+
+    @property
+    def deciding(self) -> Interval | None:
+        """The interval that decides: over the seeds where there are two or more in common, else over the episodes."""
+        of_seeds = self.over_seeds is not None and self.over_seeds.half_width is not None
+        return self.over_seeds if of_seeds else self.over_episodes
+
+    @property
+    def distinguishable(self) -> bool | None:
+        """Whether that interval leaves out zero; None for the first run, and where there is no interval."""
+        found = self.deciding
+        if found is None or found.half_width is None:
+            return None
+        return abs(found.mean) > found.half_width
+
+
+def main(args: Sequence[str]) -> None:
+    """The command.
+
+    Raises:
+        SystemExit: 2 for words that are not understood.
+        InputError: as :func:`compare`.
+    """
+    options = _parser().parse_args(args)
+    lines = compare(options.runs)
+    console = Console()
+    for setting in dict.fromkeys(line.setting for line in lines):
+        own = [line for line in lines if line.setting == setting]
+        console.print(_table(setting, own))
+        for note in _notes(own):
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
+    if options.output:
+        path = write_whole(Path(options.output), as_csv(lines))
+        console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def compare(runs: Sequence[str]) -> list[Comparison]:
+    """Compare runs with the first of them, setting by setting (ways, shots, …), on the episodes that all have.
+
+    Args:
+        runs: two or more, each ``PATH`` or ``LABEL=PATH``: the folder of a test, a run (``runs/NAME``), or a folder of
+            runs that differ in their seeds alone. Of several tests of one training the newest counts.
+
+    Raises:
+        InputError: fewer than two; a path without a test of episodes; trainings under one path that differ in more than
+            the seed; no setting that all have; the same setting on other episodes.
+    """
+    if len(runs) < 2:
+        raise InputError(f"compare needs at least two runs, as in swbn compare runs/A runs/B; got {len(runs)}.")
+    contestants = [_contestant(run) for run in runs]
+    labels = [contestant.label for contestant in contestants]
+    if len(set(labels)) < len(labels):
+        raise InputError(f"runs to compare need labels of their own, got {', '.join(labels)}; give LABEL=PATH.")
+    shared = [setting for setting in contestants[0].tests if all(setting in c.tests for c in contestants)]
+    if not shared:
+        found = "; ".join(f"{c.label}: {', '.join(c.tests)}" for c in contestants)
+        raise InputError(f"the runs have no test in common ({found}). Test them alike, as --data.test.shots 5.")
+    lines = []
+    for setting in shared:
+        of_runs = [(c.label, c.tests[setting]) for c in contestants]
+        _check_same_episodes(setting, of_runs)
+        lines += _lines(setting, of_runs)
+    return lines
+
+
+def as_csv(lines: Sequence[Comparison]) -> str:
+    """A line a run and setting; fractions, half-widths of 95% intervals."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = ("accuracy", "difference_over_episodes", "difference_over_seeds")
+    columns = [column for name in names for column in (name, f"{name}_std", f"{name}_ci95")]
+    writer.writerow(["setting", "run", "seeds", "episodes", *columns, "distinguishable"])
+    for line in lines:
+        intervals = (line.accuracy, line.over_episodes, line.over_seeds)
+        values = [value for found in intervals for value in (found[:3] if found else (None, None, None))]
+        seeds = " ".join(map(str, line.seeds))
+        writer.writerow([line.setting, line.label, seeds, line.episodes, *values, line.distinguishable])
+    return text.getvalue()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "swbn compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="PATH or LABEL=PATH: a tested run, or a folder of runs that differ in their seeds; the first is what the "
+        "others are compared with",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write every figure to this CSV file")
+    return parser
+
+
+def _contestant(run: str) -> Contestant:
+    label, given, path = run.partition("=")
+    if not given or Path(run).exists():
+        label, path = "", run
+    folder = Path(path).expanduser()
+    return Contestant(label or str(path).rstrip("/"), find_tests(folder))
+
+
+def _check_same_episodes(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> None:
+    first_label, (first, *_) = of_runs[0]
+    for label, tests in of_runs:
+        for test in tests:
+            if test.episodes_id != first.episodes_id:
+                raise InputError(
+                    f"{setting}: {test.folder} ({label}) and {first.folder} ({first_label}) were tested on other "
+                    "episodes: their classes, images a class or seed of the episodes (data.eval_seed) differ."
+                )
+
+
+def _lines(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> list[Comparison]:
+    number = min(len(test.accuracies) for _, tests in of_runs for test in tests)  # a prefix is the shorter evaluation
+    base = {test.seed: test.accuracies[:number] for test in of_runs[0][1]}
+    lines = []
+    for label, tests in of_runs:
+        own = {test.seed: test.accuracies[:number] for test in tests}
+        accuracy = mean_interval(_of_each(own)) if len(own) > 1 else mean_interval(next(iter(own.values())))
+        over_episodes = over_seeds = None
+        if label != of_runs[0][0]:
+            common = [seed for seed in own if seed in base]
+            sides = [[side[seed] for seed in common or side] for side in (own, base)]
+            over_episodes = paired_difference(*(_mean_of_each_episode(side) for side in sides))
+            if common:
+                over_seeds = paired_difference(*([fmean(values) for values in side] for side in sides))
+        lines.append(Comparison(setting, label, tuple(own), number, accuracy, over_episodes, over_seeds))
+    return lines
+
+
+def _of_each(tests: dict[int, tuple[float, ...]]) -> list[float]:
+    return [fmean(values) for values in tests.values()]
+
+
+def _mean_of_each_episode(tests: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(values) for values in zip(*tests, strict=True)]
+
+
+def _table(setting: str, lines: list[Comparison]) -> Table:
+    table = Table(title=f"{setting}, {lines[0].episodes} episodes", title_justify="left")
+    several = any(line.over_seeds and line.over_seeds.half_width for line in lines)
+    headings = ["run", "seeds", "accuracy ± 95%", "difference, paired episodes ± 95%"]
+    headings += ["difference, paired seeds ± 95%"] if several else []
+    for heading in [*headings, "distinguishable"]:
+        table.add_column(heading, justify="left" if heading == "run" else "right")
+    for line in lines:
+        cells = [line.label, str(len(line.seeds)), _percent(line.accuracy, "")]
+        cells.append(_percent(line.over_episodes, "+"))
+        if several:
+            cells.append(_percent(line.over_seeds, "+"))
+        verdict = {True: "yes", False: "no", None: _NONE}[line.distinguishable]
+        table.add_row(*cells, verdict)
+    return table
+
+
+def _percent(found: Interval | None, sign: str) -> str:
+    if found is None:
+        return _NONE
+    half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+    return f"{100 * found.mean:{sign}.2f}{half}"
+
+
+def _notes(lines: list[Comparison]) -> list[str]:
+    base, *others = lines
+    notes = []
+    if len(base.seeds) == 1 and any(len(line.seeds) == 1 for line in others):
+        # What a difference of means would have had: the two intervals' squares add.
+        halves = [line.accuracy.half_width for line in lines[:2]]
+        unpaired = math.hypot(*(half or 0 for half in halves))
+        notes.append(
+            f"Unpaired, the interval of the first difference would be ± {100 * unpaired:.2f}. It is over episodes: it "
+            "says whether these trained networks differ, not whether another training seed would give the same."
+        )
+    if any(line.over_seeds is None for line in others):
+        notes.append("Runs without a training seed in common are paired by episodes alone.")
+    return notes

@@ -1,0 +1,132 @@
+"""Tests of episodes as runs left them: read back without running anything of theirs."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swbn_lightning.errors import InputError
+from swbn_lightning.runs import EPISODES_FILE, RESULTS_FILE
+
+# Settings that a training does not depend on, or that only name it.
+_FREE = ("seed_everything", "run", "ckpt_path", "config", "data.init_args.test", "data.init_args.root", "weights_only")
+
+
+@dataclass(frozen=True)
+class SavedTest:
+    """One evaluation with the accuracy of each of its episodes."""
+
+    folder: Path
+    training: Path  # the run whose checkpoint was tested
+    seed: int  # of the training
+    config: dict[str, Any]  # flat, without the seed and what names a run
+    setting: str  # as "test, 5-way 1-shot, 15 queries, seed 0"
+    episodes_id: str  # equal where episode i is of the same images
+    accuracies: tuple[float, ...]
+
+
+def find_tests(path: Path) -> dict[str, list[SavedTest]]:
+    """Tests of episodes in a folder and below, by setting; of each training seed the newest, seeds in order.
+
+    Raises:
+        InputError: no such folder, none of a test of episodes in it, an unreadable file, or trainings that differ in
+            more than their seeds.
+    """
+    if not path.is_dir():
+        raise InputError(f"compare: {path} does not exist or is not a folder; give a tested run, as runs/NAME.")
+    files = sorted(path.rglob(RESULTS_FILE), key=lambda file: (file.stat().st_mtime, file.as_posix()))
+    tests = [test for file in files if (test := _read(file.parent)) is not None]
+    if not tests:
+        raise InputError(
+            f"compare: {path} holds no test of episodes ({len(files)} {RESULTS_FILE}, none with {EPISODES_FILE} "
+            "beside it). `swbn test --config FILE --ckpt_path RUN` of a few-shot run writes them."
+        )
+    found: dict[str, dict[int, SavedTest]] = {}
+    for test in tests:  # oldest first: a newer one takes the place
+        found.setdefault(test.setting, {})[test.seed] = test
+    for setting, by_seed in found.items():
+        _check_that_seeds_alone_differ(path, setting, list(by_seed.values()))
+    return {setting: [by_seed[seed] for seed in sorted(by_seed)] for setting, by_seed in found.items()}
+
+
+def read_episodes(folder: Path) -> tuple[float, ...]:
+    """The accuracy of every episode of the evaluation in a run's folder; none where it saved none.
+
+    Raises:
+        InputError: a file that is not such a list.
+    """
+    file = folder / EPISODES_FILE
+    if not file.is_file():
+        return ()
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            return tuple(float(row["accuracy"]) for row in csv.DictReader(lines))
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise InputError(f"{file} is not a list of episodes with their accuracies ({error}).") from error
+
+
+def _read(folder: Path) -> SavedTest | None:
+    accuracies = read_episodes(folder)
+    if not accuracies:
+        return None
+    try:
+        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+        (row,) = results["results"]
+        checkpoint = results["tested_checkpoint"] or folder / results["best_checkpoint"]
+        episodes_id, told = row["episodes_id"], row["episodes"]
+        setting = f"{row['split']}, {row['ways']}-way {row['shots']}-shot, {row['queries']} queries, seed {row['seed']}"
+        if kind := row.get("inference"):
+            setting += f", {kind}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{folder / RESULTS_FILE} is not what a test of episodes writes: {reason}.") from error
+    if told != len(accuracies):
+        raise InputError(f"{folder / EPISODES_FILE} holds {len(accuracies)} episodes, {RESULTS_FILE} says {told}.")
+    training = _run_of(Path(checkpoint))
+    config = _flat(_config(training) or _config(folder) or {})
+    seed = config.get("seed_everything")
+    own = {key: value for key, value in config.items() if not _is_free(key)}
+    return SavedTest(folder, training, seed if type(seed) is int else 0, own, setting, episodes_id, accuracies)
+
+
+def _run_of(checkpoint: Path) -> Path:
+    """``…/version_0`` of ``…/version_0/checkpoints/last.ckpt``; a file that lies elsewhere stands for itself."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    file = folder / "config.yaml"
+    if not file.is_file():
+        return None
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise InputError(f"{file} cannot be read: {error}.") from error
+    return content if isinstance(content, dict) else None
+
+
+def _flat(value: Any, key: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        return {key: value}
+    return {name: v for k, inner in value.items() for name, v in _flat(inner, f"{key}.{k}" if key else str(k)).items()}
+
+
+def _is_free(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in _FREE)
+
+
+def _check_that_seeds_alone_differ(path: Path, setting: str, tests: list[SavedTest]) -> None:
+    first = tests[0]
+    for test in tests[1:]:
+        keys = first.config.keys() | test.config.keys()
+        differing = sorted(key for key in keys if first.config.get(key) != test.config.get(key))
+        if differing or test.episodes_id != first.episodes_id:
+            shown = [f"{key}: {first.config.get(key)!r} and {test.config.get(key)!r}" for key in differing[:4]]
+            raise InputError(
+                f"compare: {path} holds different trainings tested as {setting}: {first.training} and {test.training} "
+                f"({'; '.join(shown) or 'other test episodes'}). Runs under one path may differ in their seeds alone; "
+                "give each of these as a path of its own."
+            )

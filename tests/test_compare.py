@@ -1,0 +1,159 @@
+"""Comparisons of runs on the same episodes: against numpy, and what cannot be compared."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from cli import main
+from swbn_lightning.compare import compare
+
+T_29, T_1 = 2.045229642, 12.706204736  # Student's t at 97.5%, 29 and 1 degrees of freedom
+
+
+def saved(root, name, accuracies, seed=0, version=1, **changed):
+    """A trained run (version_0) with a test of it, as the command leaves them."""
+    run = root / name
+    training = {"seed_everything": seed, "run": {"name": name}, "model": {"norm": changed.pop("norm", name)}}
+    for folder in (run / "version_0", run / f"version_{version}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (run / "version_0" / "config.yaml").write_text(yaml.safe_dump(training))
+    row = {
+        "split": "test", "episodes": len(accuracies), "ways": 5, "shots": 1, "queries": 15, "seed": 0,
+        "episodes_id": "same", **changed,
+    }  # fmt: skip
+    results = {"results": [row], "tested_checkpoint": str(run / "version_0" / "checkpoints" / "best.ckpt")}
+    (run / f"version_{version}" / "results.json").write_text(json.dumps(results))
+    lines = ["episode,accuracy", *(f"{i},{value!r}" for i, value in enumerate(map(float, accuracies))), ""]
+    (run / f"version_{version}" / "episodes.csv").write_text("\n".join(lines))
+    return str(run)
+
+
+def episodes(seed, number=30):
+    return np.random.default_rng(seed).integers(20, 76, number) / 75
+
+
+def test_two_runs_are_paired_by_episode(tmp_path):
+    luck = np.random.default_rng(9).normal(0, 0.1, 30)
+    a, b = 0.5 + luck, 0.52 + luck + np.random.default_rng(8).normal(0, 0.01, 30)
+    first, second = compare([saved(tmp_path, "bn", a), f"ours={saved(tmp_path, 'swbn', b)}"])
+    assert (first.label, second.label) == (str(tmp_path / "bn"), "ours")
+    assert first.over_episodes is None and first.distinguishable is None
+    assert second.accuracy.mean == pytest.approx(b.mean(), abs=1e-12)
+    assert second.accuracy.half_width == pytest.approx(T_29 * b.std(ddof=1) / np.sqrt(30), rel=1e-6)
+    difference = b - a
+    assert second.over_episodes.mean == pytest.approx(difference.mean(), abs=1e-12)
+    half = T_29 * difference.std(ddof=1) / np.sqrt(30)
+    assert second.over_episodes.half_width == pytest.approx(half, rel=1e-6)
+    assert second.distinguishable and half < second.accuracy.half_width / 5  # what unpaired intervals hide
+    (_, same) = compare([str(tmp_path / "bn"), f"again={saved(tmp_path, 'other', a[::-1])}"])
+    assert same.distinguishable is False
+
+
+def test_seeds_of_a_run_lie_under_one_path(tmp_path):
+    values = {(norm, seed): episodes(10 * seed + len(norm)) for norm in ("bn", "swbn") for seed in (0, 3)}
+    for (norm, seed), accuracies in values.items():
+        saved(tmp_path / norm, f"seed{seed}", accuracies, seed=seed, norm=norm)
+    first, second = compare([str(tmp_path / "bn"), str(tmp_path / "swbn")])
+    assert first.seeds == second.seeds == (0, 3)
+    means = np.array([values["swbn", seed].mean() for seed in (0, 3)])
+    assert second.accuracy.half_width == pytest.approx(T_1 * means.std(ddof=1) / np.sqrt(2), rel=1e-6)
+    by_seed = means - [values["bn", seed].mean() for seed in (0, 3)]
+    assert second.over_seeds.mean == pytest.approx(by_seed.mean(), abs=1e-12)
+    assert second.over_seeds.half_width == pytest.approx(T_1 * by_seed.std(ddof=1) / np.sqrt(2), rel=1e-6)
+    assert second.deciding is second.over_seeds
+    difference = sum(values["swbn", seed] - values["bn", seed] for seed in (0, 3)) / 2
+    half = T_29 * difference.std(ddof=1) / np.sqrt(30)
+    assert second.over_episodes.half_width == pytest.approx(half, rel=1e-6)
+
+
+def test_the_shared_seeds_are_paired(tmp_path):
+    values = {seed: episodes(seed) for seed in (0, 1, 2)}
+    for seed in (0, 1):
+        saved(tmp_path / "a", f"seed{seed}", values[seed], seed=seed, norm="a")
+    for seed in (1, 2):
+        saved(tmp_path / "b", f"seed{seed}", values[seed] + 0.1 * seed, seed=seed, norm="b")
+    _, second = compare([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert second.seeds == (1, 2)
+    assert second.over_seeds.mean == pytest.approx(0.1) and second.over_seeds.half_width is None  # of seed 1 alone
+    assert second.over_episodes.mean == pytest.approx(0.1)
+    saved(tmp_path / "c", "seed7", values[0], seed=7, norm="c")
+    _, third = compare([str(tmp_path / "a"), str(tmp_path / "c")])
+    assert third.over_seeds is None  # none in common: all of each side
+    expected = (values[0] - (values[0] + values[1]) / 2).mean()
+    assert third.over_episodes.mean == pytest.approx(expected)
+
+
+def test_a_longer_test_is_compared_on_what_both_have(tmp_path):
+    a, b = episodes(1), episodes(2, 50)
+    first, second = compare([saved(tmp_path, "a", a), saved(tmp_path, "b", b)])
+    assert first.episodes == second.episodes == 30
+    assert second.accuracy.mean == pytest.approx(b[:30].mean())
+
+
+def test_every_shared_setting_has_a_table_and_the_newest_test_counts(tmp_path, capsys):
+    for name in ("a", "b"):
+        saved(tmp_path, name, episodes(1), version=1)
+        saved(tmp_path, name, episodes(2), version=2, shots=5)
+    newer = saved(tmp_path, "b", episodes(3), version=3)
+    a = str(tmp_path / "a")
+    output = tmp_path / "table.csv"
+    main(["compare", a, newer, "--output", str(output)])
+    printed = capsys.readouterr().out
+    assert "5-way 1-shot" in printed and "5-way 5-shot" in printed and "Unpaired" in printed
+    rows = list(csv.DictReader(output.open()))
+    assert [row["setting"].split(",")[1] for row in rows] == [" 5-way 1-shot"] * 2 + [" 5-way 5-shot"] * 2
+    difference = episodes(3) - episodes(1)
+    assert float(rows[1]["difference_over_episodes"]) == pytest.approx(difference.mean())
+    assert float(rows[1]["difference_over_episodes_std"]) == pytest.approx(difference.std(ddof=1))
+    half = T_29 * difference.std(ddof=1) / np.sqrt(30)
+    assert float(rows[1]["difference_over_episodes_ci95"]) == pytest.approx(half, rel=1e-6)
+    assert f"{100 * difference.mean():+.2f} ± {100 * half:.2f}" in printed
+    assert rows[1]["distinguishable"] == str(abs(difference.mean()) > half)
+    assert float(rows[3]["difference_over_episodes"]) == 0
+
+
+def test_what_cannot_be_compared(tmp_path, capsys):
+    a = saved(tmp_path, "a", episodes(1))
+    saved(tmp_path, "other", episodes(2), episodes_id="different")
+    saved(tmp_path, "shots", episodes(2), shots=5)
+    saved(tmp_path / "mixed", "x", episodes(1), seed=0, norm="bn")
+    saved(tmp_path / "mixed", "y", episodes(1), seed=1, norm="swbn-fro")
+    (tmp_path / "untested" / "version_0").mkdir(parents=True)
+    (tmp_path / "untested" / "version_0" / "results.json").write_text('{"results": []}')
+    saved(tmp_path, "short", episodes(1))
+    (tmp_path / "short" / "version_1" / "episodes.csv").write_text("episode,accuracy\n0,0.5\n")
+    saved(tmp_path, "broken", episodes(1))
+    (tmp_path / "broken" / "version_1" / "results.json").write_text("{")
+    saved(tmp_path, "garbage", episodes(1))
+    (tmp_path / "garbage" / "version_1" / "episodes.csv").write_text("a,b\n1,2\n")
+    cases = [
+        ([a], "at least two"),
+        ([a, a], "labels of their own"),
+        ([a, f"b={tmp_path / 'nothing'}"], "does not exist"),
+        ([a, str(tmp_path / "untested")], "holds no test of episodes"),
+        ([a, str(tmp_path / "other")], "tested on other episodes"),
+        ([a, str(tmp_path / "shots")], "no test in common"),
+        ([a, str(tmp_path / "mixed")], "model.norm: 'bn' and 'swbn-fro'"),
+        ([a, str(tmp_path / "short")], "holds 1 episodes, results.json says 30"),
+        ([a, str(tmp_path / "broken")], "is not what a test of episodes writes"),
+        ([a, str(tmp_path / "garbage")], "is not a list of episodes"),
+    ]
+    for words, message in cases:
+        with pytest.raises(SystemExit) as stopped:
+            main(["compare", *words])
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and message in error and "Traceback" not in error, (words, error)
+
+
+def test_a_configuration_that_would_run_code_does_not(tmp_path, capsys):
+    a, b = saved(tmp_path, "a", episodes(1)), saved(tmp_path, "b", episodes(2))
+    marker = tmp_path / "ran"
+    hostile = f"model: !!python/object/apply:os.system ['touch {marker}']\n"
+    (Path(b) / "version_0" / "config.yaml").write_text(hostile)
+    with pytest.raises(SystemExit):
+        main(["compare", a, b])
+    assert "config.yaml cannot be read" in capsys.readouterr().err and not marker.exists()
