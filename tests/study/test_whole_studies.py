@@ -126,10 +126,10 @@ def test_a_few_shot_study(in_process, tiny_cifar100, tmp_path, monkeypatch, caps
     assert list(paper.values()) == [0.5573, 0.7347, 0.5738, 0.7502]
     assert {row["method"] for row in rows.values()} == {"PN"} and {row["tested"] for row in rows.values()} == {"30"}
     printed = capsys.readouterr().out
-    assert "over episodes" not in printed  # they were not saved
+    assert "to `bn`, 95% over episodes" in printed
     assert "| `resnet20` | 5W5S | `swbn-fro` | 1 |" in printed and "75.02" in printed
 
-    # Saved beside the results, they are paired.
+    # The accuracies saved beside the results are paired.
     rng, accuracies = np.random.default_rng(0), {}
     for key, row in rows.items():
         accuracies[key] = values = rng.integers(0, 26, 30) / 25

@@ -7,8 +7,8 @@ from benchmarks.study.cells import Experiment, grid
 CONFIGS = Path(__file__).parents[2] / "configs"
 GLYPHS, CIFAR_FS = CONFIGS / "classification" / "glyphs.yaml", CONFIGS / "fewshot" / "cifar_fs_prototypical.yaml"
 TINY = [
-    "trainer.max_epochs=2", "trainer.accelerator=cpu", "data.images_per_class=4", "data.num_classes=8",
-    "model.num_classes=8", "data.batch_size=8", "whiteness.num_images=8", "model.warmup_steps=0",
+    "trainer.max_epochs=2", "trainer.accelerator=cpu", "data.images_per_class=8", "data.num_classes=4",
+    "model.num_classes=4", "data.batch_size=8", "whiteness.num_images=8", "model.warmup_steps=0",
     "trainer.enable_model_summary=false", "trainer.enable_progress_bar=false",
 ]  # fmt: skip
 TINY_FEW_SHOT = [
