@@ -1,5 +1,6 @@
 """Episodes: their properties, by hypothesis and by counting."""
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -120,3 +121,30 @@ def test_other_errors():
         sample_episodes(labels[None], 2, 1, 1, 1, seed=0)
     with pytest.raises(ValueError, match="class 'cat' has 4 images"):
         EpisodeSampler(labels, 2, 4, 1, class_names=("cat", "dog"))
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_many_classes_or_very_uneven_ones_cost_the_index_lists_and_a_chunk(uneven):
+    sizes = np.full(20_000, 20)
+    if uneven:  # one class has as many images as all others together
+        sizes[:] = 20
+        sizes[7] = 400_000
+    labels = np.repeat(np.arange(20_000), sizes)
+    tracemalloc.start()
+    sampler = EpisodeSampler(labels, ways=5, shots=5, queries=15)
+    tracemalloc.reset_peak()
+    kept = tracemalloc.get_traced_memory()[0]
+    drawn = sampler.draw(np.arange(1000), seed=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # An index a label and three numbers a class; then a small multiple of the 100 numbers of each episode drawn.
+    assert kept < 8 * (len(labels) + 3 * len(sizes)) + 2**20
+    assert peak - kept < 10 * 8 * 1000 * 5 * 20
+    assert (torch.from_numpy(labels)[drawn.support] == drawn.classes[..., None]).all()
+
+
+def test_a_class_is_drawn_as_often_however_many_images_it_has():
+    sizes = [20, 25, 200, 3000, 40, 21]
+    labels = np.repeat(np.arange(6), sizes)
+    classes = EpisodeSampler(labels, 2, 1, 15).draw(np.arange(6000), seed=3).classes
+    assert chance(Counter(classes.flatten().tolist()), 6) > 1e-4
