@@ -40,6 +40,7 @@ def test_it_holds_the_packages_and_nothing_else(wheel):
         assert any(name.endswith("/" + data) for name in names), data
 
 
+@pytest.mark.slow
 def test_installed_it_runs_any_configuration_from_another_folder(wheel, tmp_path, tiny_cifar100):
     environment = tmp_path / "env"
     venv.create(environment, with_pip=True)

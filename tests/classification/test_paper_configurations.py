@@ -28,7 +28,12 @@ def tiny_imagenet(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(PAPER)))
+@pytest.mark.parametrize(
+    "config",
+    # ImageNet's networks take most of the time; theirs are tests of the slow suite.
+    [pytest.param(path, marks=[pytest.mark.slow] * ("imagenet" in str(path.relative_to(PAPER)))) for path in CONFIGS],
+    ids=lambda path: str(path.relative_to(PAPER)),
+)
 def test_it_takes_a_step(config, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = yaml.safe_load(config.read_text())["data"]["class_path"].removeprefix("classification.")
