@@ -211,7 +211,8 @@ def _draw_curves(axes: Axes, groups: Sequence[Group], measure: str, unit: str) -
             if len(x) > _FEW_POINTS:
                 style = {**style, "marker": ""}
             width = 1.6 if split == "val" else 1.1
-            axes.plot(x, mean, linestyle=_DASHES[split], linewidth=width, markersize=3.5, **style)
+            face = style["color"] if split == "val" else "white"  # so that single points are told apart, too
+            axes.plot(x, mean, linestyle=_DASHES[split], linewidth=width, markersize=3.5, markerfacecolor=face, **style)
             spread = [times * (point.std or 0.0) for point in points]
             if any(spread):
                 low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
@@ -247,7 +248,11 @@ def _legend(groups: Sequence[Group], measures: Sequence[str]) -> list[Line2D]:
     for split, words in _SPLITS.items():
         quantities = [name for m in measures for name in MEASURES[m] if name.startswith(f"{split}/")]
         if any(course(group, quantity) for group in groups for quantity in quantities):
-            lines.append(Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, label=words))
+            face = "#555555" if split == "val" else "white"
+            lines.append(
+                Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, marker="o", markersize=4,
+                       markerfacecolor=face, label=words)
+            )  # fmt: skip
     return lines
 
 

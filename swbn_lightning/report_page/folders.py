@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,12 +146,9 @@ def _is_run(folder: Path) -> bool:
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    """So that version_10 comes after version_9."""
-    words = [part.rpartition("_") for part in path.parts]
-    return [
-        (True, int(number), before) if number.isdecimal() else (False, 0, before + number)
-        for before, _, number in words
-    ]
+    """So that version_10 comes after version_9, and seed10 after seed9."""
+    words = re.split(r"([0-9]+)", str(path))
+    return [(True, int(word), "") if word.isdecimal() else (False, 0, word) for word in words]
 
 
 def _try(run: RunFolder, name: str, read: Callable[[Path], Found]) -> Found | None:

@@ -28,7 +28,7 @@ _WHITENESS = (("distance", "distance", "{:.2f}"), ("rms", "RMS correlation", "{:
 def summary(trainings: Sequence[Training]) -> Html:
     """A line a training: what it was, how it ended, what its tests and its validation gave."""
     settings = list(dict.fromkeys(key for t in trainings for key in _accuracies(t)))
-    head = ["run", "network", "norm", "seed", *(f"{setting}, %" for setting in settings)]
+    head = ["run", *(f"{setting}, %" for setting in settings), "network", "norm", "seed"]
     head += ["whiteness distance, start → end", "RMS correlation, start → end", "epochs", "training, s", "state"]
     rows = []
     for training in trainings:
@@ -37,10 +37,10 @@ def summary(trainings: Sequence[Training]) -> Html:
         rows.append(
             [
                 dotted(training.label),
+                *(found.get(setting, NONE) for setting in settings),
                 text(config.get("model.init_args.backbone")),
                 _norm(config),
                 text(config.get("seed_everything")),
-                *(found.get(setting, NONE) for setting in settings),
                 _course(training, "distance", "{:.2f}"),
                 _course(training, "rms", "{:.3f}"),
                 _epochs(training),

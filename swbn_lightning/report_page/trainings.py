@@ -1,5 +1,6 @@
 """Run folders as trainings with their tests, and trainings that differ in their seed alone as groups."""
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from swbn_lightning.whiteness.records import CorrelationMap
 # What two trainings of the same group may differ in: the seed, where the run is, and what only a test uses.
 _NOT_COMPARED = ("seed_everything", "ckpt_path", "config", "run", "trainer.default_root_dir", "data.init_args.test")
 _SPEAK_FOR_THEMSELVES = ("norm", "backbone", "class_path", "dataset", "seed_everything")
+_ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
 _MOST_WORDS = 3  # of a group's label
 
 
@@ -168,8 +170,22 @@ def _source(run: RunFolder, known: Sequence[Path]) -> Path | None:
     folder = Path(given).parents[1]
     if folder.resolve() in known:
         return folder.resolve()
-    alike = [path for path in known if path.parts[-2:] == folder.parts[-2:]]
-    return alike[0] if len(alike) == 1 else None
+    # Moved, then: the one that still has the most of its path and, of equals, is nearest to the run.
+    here = run.path.resolve()
+    alike = {path: (_alike(path.parts[::-1], folder.parts[::-1]), _alike(path.parts, here.parts)) for path in known}
+    best = max(alike.values(), default=(0, 0))
+    found = [path for path, nearness in alike.items() if nearness == best]
+    if best[0] >= _ALIKE and len(found) == 1:
+        return found[0]
+    # Or renamed, together with the run, which knows its own old name.
+    sibling = here.parent / folder.name
+    renamed = Path(str(run.config.get("run.name"))).name == folder.parent.name
+    return sibling if renamed and sibling in known else None
+
+
+def _alike(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many parts are the same from the beginning."""
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
 
 
 def _chain(path: Path, sources: Mapping[Path, Path | None]) -> list[Path]:
