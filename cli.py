@@ -1,9 +1,10 @@
-"""The command: ``swbn fit|train|validate|test|predict --config FILE``, ``swbn compare RUN RUN``."""
+"""The command: ``swbn fit|train|validate|test|predict --config FILE``, and ``swbn compare|report RUN…``."""
 
 import logging
+import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,14 +20,17 @@ from fewshot.prediction import PredictionTable
 from fewshot.saving import EpisodeFiles
 from swbn_lightning import compare
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.environment import EnvironmentFile
 from swbn_lightning.errors import InputError
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.report import ResultTable
 from swbn_lightning.runs import find_checkpoint, new_run_folder
 from swbn_lightning.whiteness import WhitenessMonitor
 
-# Commands that work on what runs left.
-_COMMANDS = {"compare": compare.main}
+_HELP = (
+    "Besides the subcommands: `swbn compare RUN RUN...` pairs runs on the same test episodes, `swbn report RUN...` "
+    "writes one HTML page about runs; see `swbn compare --help`, `swbn report --help`."
+)
 _PROCESS_WORDS = ("best", "last", "hpc", "registry")
 # Said about data that lie in memory and about runs that are short on purpose.
 _NOISE = (
@@ -44,6 +48,7 @@ class SwbnCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run.root", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--run.name", type=str, default="default", help="runs go to ROOT/NAME/version_N")
+        parser.add_argument("--run.report", type=bool, default=False, help="write report.html there at the end")
         # Made callbacks of the trainer below, unless it is told to have none of their kind.
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(WhitenessMonitor, "whiteness")
@@ -60,6 +65,7 @@ class SwbnCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
+        self._command_line = shlex.join(["swbn", *(sys.argv[1:] if args is None else args)])
         command = self.config.subcommand
         path = self.config[command].get("ckpt_path")
         self._given_model = None
@@ -93,7 +99,10 @@ class SwbnCLI(LightningCLI):
             callbacks.append(RichProgressBar())
         if config.get("logger"):
             callbacks.append(LearningRateMonitor())
+            callbacks.append(EnvironmentFile(self._command_line))
         callbacks += [ResultTable(), EpisodeFiles(), PredictionTable()]
+        if config.get("logger") and self._get(self.config_init, "run").report:
+            callbacks.append(_report_page())  # after those whose files it shows
         if config.get("enable_checkpointing") is not False and not probing:
             best = self._get(self.config_init, "checkpoint")
             if self._can_be_monitored(best.monitor):
@@ -107,12 +116,39 @@ class SwbnCLI(LightningCLI):
         return validates or not (quantity or "").startswith("val/")
 
 
+def _report(args: Sequence[str]) -> None:
+    from swbn_lightning.report_page.command import main as report  # matplotlib, which most commands can do without
+
+    report(args)
+
+
+# What is no command of Lightning's Trainer: a first word to what takes the words after it.
+_COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"compare": compare.main, "report": _report}
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command; ``args`` as on the command line, ``sys.argv`` by default.
 
     Raises:
         SystemExit: 2 for input that cannot work, after a message that says what would.
     """
+    given = sys.argv[1:] if args is None else list(args)
+    run = _COMMANDS.get(given[0]) if given else None
+    try:
+        if run is not None:
+            run(given[1:])
+        else:
+            _run_lightning(args)
+    except (ValueError, MisconfigurationException) as error:
+        mistake = _mistake(error)
+        if mistake is None:
+            raise
+        print(f"swbn: error: {mistake}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _run_lightning(args: Sequence[str] | None) -> None:
+    """One of the Trainer's commands."""
     if args is None:
         sys.argv[1:] = _without_alias(sys.argv[1:])
     else:
@@ -120,29 +156,18 @@ def main(args: Sequence[str] | None = None) -> None:
     for message in _NOISE:
         warnings.filterwarnings("ignore", message)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_is_no_advertisement)
-    words = sys.argv[1:] if args is None else args
-    try:
-        if words and words[0] in _COMMANDS:
-            _COMMANDS[words[0]](words[1:])
-            return
-        SwbnCLI(
-            pl.LightningModule,
-            pl.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            save_config_kwargs={"overwrite": True},
-            seed_everything_default=0,
-            parser_kwargs={"prog": "swbn", "description": __doc__},
-            trainer_defaults={"log_every_n_steps": 10},
-            args=args,
-        )
-    except (ValueError, MisconfigurationException) as error:
-        mistake = _mistake(error)
-        if mistake is None:
-            raise
-        print(f"swbn: error: {mistake}", file=sys.stderr)
-        raise SystemExit(2) from None
+    SwbnCLI(
+        pl.LightningModule,
+        pl.LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+        parser_kwargs={"prog": "swbn", "description": __doc__, "epilog": _HELP},
+        trainer_defaults={"log_every_n_steps": 10},
+        args=args,
+    )
 
 
 def console() -> None:
@@ -179,6 +204,12 @@ def _loggers(root: str, name: str) -> list[Logger]:
         CSVLogger(root, name, version),
         TensorBoardLogger(root, name, version, default_hp_metric=False),
     ]
+
+
+def _report_page() -> pl.Callback:
+    from swbn_lightning.report_page import ReportPage  # matplotlib, as above
+
+    return ReportPage()
 
 
 def _say_what_the_checkpoint_overrides(given: Any, used: Any) -> None:

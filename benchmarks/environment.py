@@ -1,24 +1,17 @@
-"""What a figure depends on besides the code."""
+"""What a figure depends on besides the code, as one line under a table."""
 
-import os
-import platform
-from importlib.metadata import version
 from typing import Any
 
-import torch
+from swbn_lightning.environment import environment
 
-
-def environment(*packages: str) -> dict[str, Any]:
-    """Device, Python and package versions, torch always among them."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    return {"device": device, "Python": platform.python_version(), **{p: version(p) for p in ("torch", *packages)}}
+__all__ = ["as_line", "environment", "environment_line"]
 
 
 def environment_line(*packages: str) -> str:
-    """The same as one line under a table."""
+    """:func:`~swbn_lightning.environment.environment` as one line under a table."""
     return as_line(environment(*packages))
 
 
 def as_line(found: dict[str, Any]) -> str:
-    """What :func:`environment` found, here or elsewhere, as one line."""
+    """What :func:`~swbn_lightning.environment.environment` found, here or elsewhere, as one line."""
     return ", ".join(f"{key} {value}" for key, value in found.items())

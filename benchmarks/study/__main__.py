@@ -6,8 +6,8 @@
 
 Each run is the ``swbn`` command in a process of its own. The norms see the same network at the start, the same batches
 and the same test. What is done is not done again: stopped or killed, the same command goes on where it was; several at
-once share the work. After each run RUNS/study.csv holds every figure and RUNS/study.md the table. docs/studies.md says
-what the columns mean.
+once share the work. After each run RUNS/study.csv holds every figure and RUNS/study.md the table, at the end
+RUNS/curves.png and RUNS/accuracy.png pictures of them. docs/studies.md says what the columns mean.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.environment import as_line
 from benchmarks.study.cells import Cell, Experiment, grid
 from benchmarks.study.observations import Observation, as_csv, observe
+from benchmarks.study.pictures import draw
 from benchmarks.study.runs import Busy, RunFailed, complete, read_environment
 from benchmarks.study.table import markdown
 from swbn_lightning.errors import InputError
@@ -46,7 +47,8 @@ def main(args: Sequence[str] | None = None) -> None:
         _say("stopped; the same command goes on from here")
         sys.exit(130)  # as shells report Ctrl-C
     print(study.text())
-    print(f"written: {study.folder / 'study.csv'}, {study.folder / 'study.md'}")
+    files = [study.folder / "study.csv", study.folder / "study.md", *study.draw()]
+    print(f"written: {', '.join(str(file) for file in files)}")
     if study.failures:
         sys.exit(1)
 
@@ -104,6 +106,10 @@ class Study:
         parts += [f"`python -m benchmarks.study {shlex.join(self.words)}`\n"]
         parts += dict.fromkeys(as_line(read_environment(cell)) for cell in done)
         return "\n".join(parts)
+
+    def draw(self) -> list[Path]:
+        """Pictures of what is done; returns their files."""
+        return draw([self.cells[number] for number in sorted(self._rows)], self._all_rows(), self.folder)
 
     def _all_rows(self) -> list[Observation]:
         return [row for number in sorted(self._rows) for row in self._rows[number]]

@@ -5,6 +5,7 @@ with any colour vision: the lines' are those of Okabe and Ito (*Color Universal 
 perceptually uniform (``viridis``) for absolute correlations and diverging (``RdBu`` of ColorBrewer) for signed ones.
 """
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: b
     stages = [stage for stage in STAGES if any(stage in maps for maps in columns.values())]
     single = len(columns) == 1
     rows, cols = (1, len(stages)) if single else (len(stages), len(columns))
-    figure = _figure(2.35 * cols + 1.2, 2.4 * rows + 0.5)
+    figure = new_figure(2.35 * cols + 1.2, 2.4 * rows + 0.5)
     grid = figure.subplots(rows, cols, squeeze=False)
     image = None
     for column, (name, maps) in enumerate(columns.items()):
@@ -103,7 +104,7 @@ def whiteness_by_layer(rows: Sequence[Mapping[str, Any]], measure: str = "rms") 
     layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != MEAN))
     values = {(row["epoch"], row["layer"]): _finite(row.get(measure, math.nan)) for row in rows}
     epochs = sorted({row["epoch"] for row in rows})
-    figure = _figure(8.4, 3.9)
+    figure = new_figure(8.4, 3.9)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
     for line, epoch in enumerate(_spread(epochs)):
         left.plot(
@@ -115,17 +116,54 @@ def whiteness_by_layer(rows: Sequence[Mapping[str, Any]], measure: str = "rms") 
             linewidth=1.4,
             label="before training" if epoch < 0 else f"after epoch {epoch + 1}",
         )
-    step = math.ceil(len(layers) / _MOST_TICKS)
-    left.set_xticks(range(0, len(layers), step), _short(layers)[::step], rotation=90, fontsize=7)
-    left.set_xlabel("layer, from input to output", fontsize=10)
+    _label_layers(left, layers)
     left.set_ylabel(LABELS[measure], fontsize=10)
     left.set_ylim(bottom=0)
     _draw_course(right, epochs, layers, values)
     for axes, columns in ((left, 3), (right, 1)):
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8, frameon=False, borderpad=0)
-        axes.grid(alpha=0.3, linewidth=0.6)
-        axes.tick_params(axis="y", labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
+        _plain_axes(axes)
+    return figure
+
+
+def compare_whiteness(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: str = "rms") -> Figure:
+    """One measure of several runs: by layer after each one's last epoch, and the mean of the layers by epoch.
+
+    Args:
+        runs: a run's name to its rows, as :func:`whiteness_by_layer` takes them.
+        measure: as there.
+
+    Raises:
+        InputError: an unknown measure, no runs, or one without rows.
+    """
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    if not runs or not all(runs.values()):
+        raise InputError("no rows of whiteness to compare.")
+    names = list(dict.fromkeys(row["layer"] for rows in runs.values() for row in rows if row["layer"] != MEAN))
+    figure = new_figure(8.4, 3.9)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    for number, (label, rows) in enumerate(runs.items()):
+        style: dict[str, Any] = {
+            "color": OKABE_ITO[number % len(OKABE_ITO)],
+            "marker": MARKERS[(number + number // len(OKABE_ITO)) % len(MARKERS)],
+            "markersize": 4,
+            "linewidth": 1.4,
+        }
+        values = {(row["epoch"], row["layer"]): _finite(row.get(measure, math.nan)) for row in rows}
+        epochs = sorted({row["epoch"] for row in rows})
+        left.plot(range(len(names)), [values.get((epochs[-1], name), math.nan) for name in names], label=label, **style)
+        right.plot([epoch + 1 for epoch in epochs], [values.get((epoch, MEAN), math.nan) for epoch in epochs], **style)
+    _label_layers(left, names)
+    left.set_ylabel(LABELS[measure], fontsize=10)
+    left.set_ylim(bottom=0)
+    left.set_title("after the last epoch measured", fontsize=10)
+    right.set_title("mean of the layers", fontsize=10)
+    whole_numbers(right)
+    right.set_xlabel("epochs trained", fontsize=10)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
+    for axes in (left, right):
+        _plain_axes(axes)
     return figure
 
 
@@ -133,9 +171,14 @@ def save(figure: Figure, path: Path) -> np.ndarray:
     """Write a PNG, whole or not at all; returns its pixels as :func:`to_array`."""
     pixels = to_array(figure)
     temporary = path.with_suffix(".tmp")
-    Image.fromarray(pixels).save(temporary, format="png", dpi=(_DPI, _DPI), optimize=True)
+    temporary.write_bytes(_encode(pixels))
     temporary.replace(path)
     return pixels
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
+    return _encode(to_array(figure))
 
 
 def to_array(figure: Figure) -> np.ndarray:
@@ -146,8 +189,15 @@ def to_array(figure: Figure) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, whose layout leaves room for all texts."""
     return Figure(figsize=(width, height), dpi=_DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+
+
+def _encode(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="png", dpi=(_DPI, _DPI), optimize=True)
+    return file.getvalue()
 
 
 def _draw_map(axes: Axes, found: CorrelationMap, signed: bool) -> Any:
@@ -164,6 +214,26 @@ def _draw_map(axes: Axes, found: CorrelationMap, signed: bool) -> Any:
     return image
 
 
+def _label_layers(axes: Axes, layers: list[str]) -> None:
+    step = math.ceil(len(layers) / _MOST_TICKS) or 1
+    axes.set_xticks(range(0, len(layers), step), _short(layers)[::step], rotation=90, fontsize=7)
+    axes.set_xlabel("layer, from input to output", fontsize=10)
+
+
+def whole_numbers(axes: Axes) -> None:
+    """An x axis of counts: whole numbers alone, also around a single one."""
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    low, high = axes.dataLim.intervalx
+    if low == high:
+        axes.set_xlim(low - 1, high + 1)
+
+
+def _plain_axes(axes: Axes) -> None:
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _draw_course(axes: Axes, epochs: list[int], layers: list[str], values: Mapping[tuple[int, str], float]) -> None:
     x = [epoch + 1 for epoch in epochs]
     found = np.array([[values.get((epoch, layer), math.nan) for layer in layers] for epoch in epochs])
@@ -171,7 +241,7 @@ def _draw_course(axes: Axes, epochs: list[int], layers: list[str], values: Mappi
     axes.fill_between(x, known.min(1), known.max(1), color=OKABE_ITO[0], alpha=0.2, linewidth=0, label="all layers")
     mean = [values.get((epoch, MEAN), math.nan) for epoch in epochs]
     axes.plot(x, mean, color="#000000", marker="o", markersize=3, linewidth=1.6, label="mean of the layers")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    whole_numbers(axes)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_xlabel("epochs trained", fontsize=10)
 

@@ -1,0 +1,80 @@
+"""The pictures of a study, and every number in them as CSV."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.study.cells import Cell
+from benchmarks.study.observations import Observation
+from benchmarks.study.runs import logged
+from swbn_lightning.curves import (
+    MEASURES,
+    Group,
+    Tested,
+    accuracy_csv,
+    accuracy_intervals,
+    curve_grid,
+    curves_csv,
+    has_curves,
+)
+from swbn_lightning.runs import run_versions, write_whole
+from swbn_lightning.whiteness.plots import save
+
+
+def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> list[Path]:
+    """``curves.png`` and ``accuracy.png`` with the CSV files of the same names; what has no numbers is left out.
+
+    Args:
+        cells: those whose runs are done.
+        rows: what was observed of them.
+        folder: where to write.
+
+    Returns:
+        The pictures.
+    """
+    pictures = []
+    parts = {title: own for title, own in curve_groups(cells).items() if all(has_curves(own, m) for m in MEASURES)}
+    if parts:
+        write_whole(folder / "curves.csv", curves_csv(parts))
+        save(curve_grid(parts), folder / "curves.png")
+        pictures.append(folder / "curves.png")
+    tests = tested(rows)
+    if tests:
+        write_whole(folder / "accuracy.csv", accuracy_csv(tests))
+        save(accuracy_intervals(tests), folder / "accuracy.png")
+        pictures.append(folder / "accuracy.png")
+    return pictures
+
+
+def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:
+    """What is compared in one picture, a configuration with one network: a line a norm, over the seeds."""
+    found: dict[str, dict[str, list[Cell]]] = {}
+    for cell in cells:
+        title = f"{cell.experiment.name}, {cell.network.label}"
+        found.setdefault(title, {}).setdefault(cell.norm.label, []).append(cell)
+    return {
+        title: [Group(label, [_quantities(cell) for cell in own]) for label, own in norms.items()]
+        for title, norms in found.items()
+    }
+
+
+def tested(rows: Sequence[Observation]) -> list[Tested]:
+    """The accuracies: a panel a configuration and setting, a line a norm, with the network where there are several."""
+    several = len({row.network for row in rows}) > 1
+    return [
+        Tested(
+            f"{row.network}, {row.norm}" if several else row.norm,
+            " ".join(word for word in (Path(row.config).stem, row.setting) if word),
+            f"seed {row.seed}",
+            row.value,
+            row.ci95,
+        )
+        for row in rows
+        if row.metric == "accuracy"
+    ]
+
+
+def _quantities(cell: Cell) -> dict[str, dict[int, float]]:
+    """By epochs trained."""
+    versions = run_versions(cell.folder)
+    names = [name for names in MEASURES.values() for name in names]
+    return {name: {epoch + 1: value for epoch, value in logged(versions, name).items()} for name in names}

@@ -1,0 +1,291 @@
+"""Pictures of trainings and tests: loss and accuracy over epochs, and accuracies with their intervals.
+
+As in the paper's figures (sections 4.1.1, 4.1.2 and appendix E) a line is the mean over the runs that differ in their
+seed alone, with a band of one standard deviation to each side. Every number in a picture stands in the CSV text that
+the function beside it makes. Nothing here opens a window or touches ``pyplot``.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.intervals import mean_interval
+from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, whole_numbers
+
+#: What is drawn together: a measure's quantities in ``metrics.csv``, the one that is judged by first.
+MEASURES = {"loss": ("val/loss", "train/loss"), "accuracy": ("val/accuracy", "train/accuracy")}
+UNITS = {"epoch": "epochs trained", "step": "steps trained"}
+_AXES = {"loss": "loss", "accuracy": "accuracy, %"}
+_SPLITS = {"val": "validation", "train": "training"}
+_DASHES: dict[str, Literal["-", "--"]] = {"val": "-", "train": "--"}
+_FEW_POINTS = 25  # up to which each gets a marker
+_LONGEST = 46  # letters of a label
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed alone: one line of a picture.
+
+    Args:
+        label: what the line is called.
+        runs: of each run its quantities, as ``"val/loss"``, by epochs (or steps) trained.
+    """
+
+    label: str
+    runs: Sequence[Mapping[str, Mapping[int, float]]]
+
+
+class Point(NamedTuple):
+    """A quantity after so many epochs (or steps): the mean over the runs that have it."""
+
+    x: int
+    mean: float
+    std: float | None  # n - 1; None of a single run
+    number: int  # of runs
+
+
+class Tested(NamedTuple):
+    """The accuracy of one test.
+
+    Args:
+        label: tests of the same label differ in their seed alone.
+        setting: tests are compared within a setting, as ``5-way 1-shot``.
+        run: what tells this one from others of its label.
+        value: a fraction.
+        ci95: half-width of its 95% interval; None where it is not known.
+    """
+
+    label: str
+    setting: str
+    run: str
+    value: float
+    ci95: float | None
+
+
+def course(group: Group, quantity: str) -> list[Point]:
+    """A quantity's course over the runs of a group; values that are not finite are left out."""
+    values: dict[int, list[float]] = {}
+    for run in group.runs:
+        for x, value in run.get(quantity, {}).items():
+            if math.isfinite(value):
+                values.setdefault(x, []).append(value)
+    found = {x: mean_interval(own) for x, own in sorted(values.items())}
+    return [Point(x, own.mean, own.std, own.number) for x, own in found.items()]
+
+
+def curves(groups: Sequence[Group], measure: str, unit: str = "epoch") -> Figure:
+    """One measure of all groups: validation with a solid line, training with a dashed one.
+
+    Args:
+        groups: a line each, with a band of one standard deviation where it has several runs.
+        measure: ``"loss"`` or ``"accuracy"``.
+        unit: of the x axis, ``"epoch"`` or ``"step"``.
+
+    Raises:
+        InputError: an unknown measure or unit; nothing to draw.
+    """
+    _check(groups, measure, unit)
+    columns = 2 if max(len(_name(group)) for group in groups) < 24 else 1
+    figure = new_figure(5.2, 3.2 + 0.17 * math.ceil((len(groups) + len(_SPLITS)) / columns))
+    axes = figure.subplots()
+    _draw_curves(axes, groups, measure, unit)
+    axes.legend(
+        handles=_legend(groups, [measure]), loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8,
+        frameon=False, borderpad=0,
+    )  # fmt: skip
+    return figure
+
+
+def curve_grid(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> Figure:
+    """Loss and accuracy side by side, a row for each part of a study.
+
+    Args:
+        parts: a title to the groups that are compared under it.
+        unit: as :func:`curves`.
+
+    Raises:
+        InputError: as :func:`curves`.
+    """
+    if not parts:
+        raise InputError("no curves to draw: there are no runs.")
+    figure = new_figure(9.2, 3.4 * len(parts) + 0.3)
+    grid = figure.subplots(len(parts), len(MEASURES), squeeze=False)
+    for row, (title, groups) in zip(grid, parts.items(), strict=True):
+        for axes, measure in zip(row, MEASURES, strict=True):
+            _check(groups, measure, unit)
+            _draw_curves(axes, groups, measure, unit)
+        row[0].set_title(_plain(title, 100), fontsize=10, loc="left")
+        handles = _legend(groups, list(MEASURES))
+        row[1].legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    return figure
+
+
+def curves_csv(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> str:
+    """Every number in :func:`curves` and :func:`curve_grid`: ``part, line, quantity, epochs_trained, mean, std, runs``.
+
+    Accuracies are fractions; ``std`` is empty of a single run.
+    """
+    rows = [
+        (title, group.label, quantity, point.x, point.mean, point.std, point.number)
+        for title, groups in parts.items()
+        for group in groups
+        for quantities in MEASURES.values()
+        for quantity in quantities
+        for point in course(group, quantity)
+    ]
+    return _csv(("part", "line", "quantity", f"{unit}s_trained", "mean", "std", "runs"), rows)
+
+
+def has_curves(groups: Sequence[Group], measure: str) -> bool:
+    """Whether there is anything to draw of a measure."""
+    return any(course(group, quantity) for group in groups for quantity in MEASURES[measure])
+
+
+def accuracy_intervals(rows: Sequence[Tested]) -> Figure:
+    """Accuracies with the 95% intervals of the tests, a panel a setting; of several seeds also mean ± deviation.
+
+    Raises:
+        InputError: no rows.
+    """
+    if not rows:
+        raise InputError("no accuracies to draw: there are no tests.")
+    labels, settings = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("label", "setting"))
+    figure = new_figure(2.4 + 3.0 * len(settings), 1.3 + 0.42 * len(labels))
+    grid = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
+    for axes, setting in zip(grid, settings, strict=True):
+        for place, label in enumerate(labels):
+            own = [row for row in rows if (row.label, row.setting) == (label, setting)]
+            _draw_tests(axes, place, own)
+        axes.set_title(_plain(setting), fontsize=10)
+        axes.set_xlabel("accuracy, %\n(thin: one test and its 95% interval;\nthick: mean ± std of several)", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        _plain_axes(axes)
+    grid[0].set_yticks(range(len(labels)), [_plain(label) for label in labels], fontsize=9)
+    grid[0].set_ylim(len(labels) - 0.5, -0.5)
+    return figure
+
+
+def accuracy_csv(rows: Sequence[Tested]) -> str:
+    """Every number in :func:`accuracy_intervals`: ``line, setting, run, value, ci95, std``; fractions.
+
+    Of a line with several tests the last row, with ``mean`` for the run, is their mean and its ``std``.
+    """
+    groups: dict[tuple[str, str], list[Tested]] = {}
+    for row in rows:
+        groups.setdefault((row.label, row.setting), []).append(row)
+    lines: list[Sequence[object]] = []
+    for (label, setting), own in groups.items():
+        lines += [(label, setting, row.run, row.value, row.ci95, None) for row in own]
+        if len(own) > 1:
+            found = mean_interval([row.value for row in own])
+            lines.append((label, setting, "mean", found.mean, None, found.std))
+    return _csv(("line", "setting", "run", "value", "ci95", "std"), lines)
+
+
+def _check(groups: Sequence[Group], measure: str, unit: str) -> None:
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    if unit not in UNITS:
+        raise unknown_name("unit", unit, UNITS)
+    if not has_curves(groups, measure):
+        raise InputError(f"no {measure} to draw: none of {len(groups)} groups has logged it.")
+
+
+def _draw_curves(axes: Axes, groups: Sequence[Group], measure: str, unit: str) -> None:
+    times = 100 if measure == "accuracy" else 1
+    for number, group in enumerate(groups):
+        style = _style(number)
+        for quantity in MEASURES[measure]:
+            points = course(group, quantity)
+            if not points:
+                continue
+            split = quantity.partition("/")[0]
+            x, mean = [point.x for point in points], [times * point.mean for point in points]
+            if len(x) > _FEW_POINTS:
+                style = {**style, "marker": ""}
+            width = 1.6 if split == "val" else 1.1
+            face = style["color"] if split == "val" else "white"  # so that single points are told apart, too
+            axes.plot(x, mean, linestyle=_DASHES[split], linewidth=width, markersize=3.5, markerfacecolor=face, **style)
+            spread = [times * (point.std or 0.0) for point in points]
+            if any(spread):
+                low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+                axes.fill_between(
+                    x, low, high, color=style["color"], alpha=0.18 if split == "val" else 0.1, linewidth=0
+                )
+    axes.set_xlabel(UNITS[unit], fontsize=10)
+    axes.set_ylabel(_AXES[measure], fontsize=10)
+    whole_numbers(axes)
+    _plain_axes(axes)
+
+
+def _draw_tests(axes: Axes, place: int, rows: Sequence[Tested]) -> None:
+    """Tests of one label at one place, one a little below the other."""
+    color = OKABE_ITO[place % len(OKABE_ITO)]
+    for number, row in enumerate(rows):
+        y = place + (0.0 if len(rows) == 1 else 0.05 + 0.3 * number / len(rows))
+        half = 100 * row.ci95 if row.ci95 is not None else None
+        axes.errorbar(100 * row.value, y, xerr=half, fmt="o", color=color, markersize=3.5, linewidth=1, capsize=2)
+    if len(rows) > 1:
+        found = mean_interval([100 * row.value for row in rows])
+        axes.errorbar(
+            found.mean, place - 0.15, xerr=found.std, fmt="D", color=color, markersize=6, linewidth=2.6, capsize=0
+        )
+
+
+def _legend(groups: Sequence[Group], measures: Sequence[str]) -> list[Line2D]:
+    """A line for each group, in its colour and with its marker, and one for each split that is there."""
+    lines = [
+        Line2D([], [], linewidth=1.6, markersize=4, label=_name(group), **_style(number))
+        for number, group in enumerate(groups)
+    ]
+    for split, words in _SPLITS.items():
+        quantities = [name for m in measures for name in MEASURES[m] if name.startswith(f"{split}/")]
+        if any(course(group, quantity) for group in groups for quantity in quantities):
+            face = "#555555" if split == "val" else "white"
+            lines.append(
+                Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, marker="o", markersize=4,
+                       markerfacecolor=face, label=words)
+            )  # fmt: skip
+    return lines
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Colour and marker of a line; beyond the seventh a colour comes again, with another marker."""
+    marker = MARKERS[(number + number // len(OKABE_ITO)) % len(MARKERS)]
+    return {"color": OKABE_ITO[number % len(OKABE_ITO)], "marker": marker}
+
+
+def _plain_axes(axes: Axes) -> None:
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _name(group: Group) -> str:
+    """The label, with the number of runs where there are several."""
+    name = _plain(group.label)
+    return f"{name} ({len(group.runs)} runs)" if len(group.runs) > 1 else name
+
+
+def _plain(text: str, longest: int = _LONGEST) -> str:
+    """A text that matplotlib shows as it stands: no formula, no label that legends leave out, not too long."""
+    text = " ".join(text.split())
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,230 @@
+"""Run folders as trainings with their tests, and trainings that differ in their seed alone as groups."""
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swbn_lightning.curves import MEASURES, Group, Tested
+from swbn_lightning.report_page.folders import RunFolder, Series
+from swbn_lightning.report_page.nested import ABSENT, differences
+from swbn_lightning.whiteness.records import CorrelationMap
+
+# What two trainings of the same group may differ in: the seed, where the run is, and what only a test uses.
+_NOT_COMPARED = ("seed_everything", "ckpt_path", "config", "run", "trainer.default_root_dir", "data.init_args.test")
+_SPEAK_FOR_THEMSELVES = ("norm", "backbone", "class_path", "dataset", "seed_everything")
+_ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
+_MOST_WORDS = 3  # of a group's label
+
+
+@dataclass
+class Training:
+    """One training: a folder, or several of which each continued the one before; and its evaluations.
+
+    A test whose training is not among the runs stands here alone, without ``folders``.
+    """
+
+    label: str = ""
+    folders: list[RunFolder] = field(default_factory=list)
+    tests: list[RunFolder] = field(default_factory=list)
+
+    @property
+    def last(self) -> RunFolder:
+        """The folder that speaks for it: where the training ended, or the test that stands alone."""
+        return (self.folders or self.tests)[-1]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Flat."""
+        return self.last.config
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """The settings by which it is told from others."""
+        return {key: v for key, v in self.config.items() if not any(_is_part(key, own) for own in _NOT_COMPARED)}
+
+    @property
+    def everything(self) -> list[RunFolder]:
+        """All folders."""
+        return [*self.folders, *self.tests]
+
+    @property
+    def whiteness(self) -> list[dict[str, Any]]:
+        """Rows of ``whiteness.csv``; of an epoch that was trained twice those of the later folder."""
+        rows = {(row["epoch"], row["layer"]): row for folder in self.folders for row in folder.whiteness}
+        return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
+
+    @property
+    def heatmaps(self) -> dict[str, dict[str, CorrelationMap]]:
+        """By layer; of the last folder that has them."""
+        return next((folder.heatmaps for folder in reversed(self.folders) if folder.heatmaps), {})
+
+    @property
+    def signed(self) -> bool:
+        """Whether its heatmaps were asked to be drawn with signs."""
+        return self.config.get("whiteness.signed") is True
+
+    def quantities(self, unit: str) -> dict[str, Series]:
+        """What was logged, by epochs or steps trained; of what was trained twice the later value."""
+        found: dict[str, Series] = {}
+        for folder in self.folders:
+            for name, series in folder.metrics.get(unit, {}).items():
+                found.setdefault(name, {}).update(series)
+        return found
+
+
+@dataclass
+class TrainingGroup:
+    """Trainings that differ in their seed alone."""
+
+    label: str
+    trainings: list[Training]
+
+
+def as_trainings(runs: Sequence[RunFolder]) -> list[Training]:
+    """Each training with what continued it and what tested it, in the order of the runs.
+
+    A checkpoint is known by its path or, since runs may have been moved, by the run's name and version in it.
+    """
+    by_path = {run.path.resolve(): run for run in runs}
+    known = [path for path, run in by_path.items() if run.trained]
+    sources = {path: _source(run, [other for other in known if other != path]) for path, run in by_path.items()}
+    # None can have continued itself, whatever the files say.
+    sources = {path: source for path, source in sources.items() if source and path not in _chain(source, sources)}
+    continued = {sources[path] for path in known if path in sources}
+    chains = {path: _chain(path, sources) for path in known if path not in continued}
+    made = {path: Training(folders=[by_path[part] for part in chain]) for path, chain in chains.items()}
+    for path, run in by_path.items():
+        if not run.trained:
+            owner = next((last for last, chain in chains.items() if sources.get(path) in chain), path)
+            made.setdefault(owner, Training()).tests.append(run)
+    trainings = list(made.values())
+    for training, label in zip(trainings, _labels([training.last.path for training in trainings]), strict=True):
+        training.label = label
+    return trainings
+
+
+def as_groups(trainings: Sequence[Training]) -> list[TrainingGroup]:
+    """Trainings by their settings but the seed; those without a readable configuration each by itself."""
+    groups: dict[Any, list[Training]] = {}
+    for number, training in enumerate(trainings):
+        settings = training.compared
+        key = tuple(sorted((name, repr(value)) for name, value in settings.items())) if settings else number
+        groups.setdefault((key, bool(training.folders)), []).append(training)
+    members = list(groups.values())
+    words = _words([own[0].compared for own in members])
+    labels = [text or _shared([t.label for t in own]) for text, own in zip(words, members, strict=True)]
+    return [
+        TrainingGroup(label if labels.count(label) == 1 else f"{label} · {own[0].label}", own)
+        for label, own in zip(labels, members, strict=True)
+    ]
+
+
+def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
+    """What is drawn as curves, and its unit: steps if anything was logged more than once an epoch, else epochs."""
+    trained = [(group.label, [t for t in group.trainings if t.folders]) for group in groups]
+    names = [name for names in MEASURES.values() for name in names]
+    unit = "epoch"
+    for _, trainings in trained:
+        for training in trainings:
+            by_epoch, by_step = training.quantities("epoch"), training.quantities("step")
+            if any(len(by_step.get(name, {})) > len(by_epoch.get(name, {})) for name in names):
+                unit = "step"
+    made = [Group(label, [training.quantities(unit) for training in own]) for label, own in trained if own]
+    return made, unit
+
+
+def tested(groups: Iterable[TrainingGroup]) -> list[Tested]:
+    """The accuracies of all tests; of a test that was repeated the last."""
+    found: dict[tuple[str, str, str], Tested] = {}
+    for group in groups:
+        for training in group.trainings:
+            for folder in training.tests:
+                for row in folder.rows:
+                    value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
+                    if value is not None:
+                        setting = setting_of(row)
+                        made = Tested(group.label, setting, training.label, value, ci95)
+                        found[group.label, setting, training.label] = made
+    return list(found.values())
+
+
+def setting_of(row: Mapping[str, Any]) -> str:
+    """The split, with ways and shots where it is few-shot: ``test, 5-way 1-shot``."""
+    split = str(row.get("split", "?"))
+    return f"{split}, {row['ways']}-way {row['shots']}-shot" if "ways" in row and "shots" in row else split
+
+
+def as_number(value: Any) -> float | None:
+    """A number out of a file, or None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _source(run: RunFolder, known: Sequence[Path]) -> Path | None:
+    """The known folder of the checkpoint from which a run started."""
+    given = run.results.get("tested_checkpoint") or run.config.get("ckpt_path")
+    if not isinstance(given, str) or len(Path(given).parts) < 3:
+        return None
+    folder = Path(given).parents[1]
+    if folder.resolve() in known:
+        return folder.resolve()
+    # Moved, then: the one that still has the most of its path and, of equals, is nearest to the run.
+    here = run.path.resolve()
+    alike = {path: (_alike(path.parts[::-1], folder.parts[::-1]), _alike(path.parts, here.parts)) for path in known}
+    best = max(alike.values(), default=(0, 0))
+    found = [path for path, nearness in alike.items() if nearness == best]
+    if best[0] >= _ALIKE and len(found) == 1:
+        return found[0]
+    # Or renamed, together with the run, which knows its own old name.
+    sibling = here.parent / folder.name
+    renamed = Path(str(run.config.get("run.name"))).name == folder.parent.name
+    return sibling if renamed and sibling in known else None
+
+
+def _alike(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many parts are the same from the beginning."""
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
+
+
+def _chain(path: Path, sources: Mapping[Path, Path | None]) -> list[Path]:
+    """A folder after those that it continued, the first one first."""
+    chain = [path]
+    while (source := sources.get(chain[0])) is not None and source not in chain:
+        chain.insert(0, source)
+    return chain
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Paths without what all share; the version is left out where a run's name has but one."""
+    whole = [path.resolve() for path in paths]
+    short = [path.parent if [p.parent for p in whole].count(path.parent) == 1 else path for path in whole]
+    shared = 0
+    while all(len(path.parts) > shared + 1 for path in short) and len({path.parts[shared] for path in short}) == 1:
+        shared += 1
+    return ["/".join(path.parts[shared:]) for path in short]
+
+
+def _words(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells each of several configurations from the others, or nothing where that takes many words."""
+    columns = differences(settings)
+    made = []
+    for number in range(len(settings)):
+        words = []
+        for key, values in columns.items():
+            value, name = values[number], key.rpartition(".")[2]
+            if value in (None, ABSENT) or value == {}:
+                continue
+            words.append(str(value) if name in _SPEAK_FOR_THEMSELVES else f"{name}={value}")
+        made.append(", ".join(words) if len(words) <= _MOST_WORDS else "")
+    return made
+
+
+def _shared(labels: Sequence[str]) -> str:
+    """The folder in which all are."""
+    return labels[0] if len(labels) == 1 else os.path.commonpath(labels) or labels[0]
+
+
+def _is_part(key: str, whole: str) -> bool:
+    return key == whole or key.startswith(f"{whole}.")

@@ -1,0 +1,335 @@
+"""The report page: its numbers are those of the files, whatever is missing is told, and nothing breaks out."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from swbn_lightning.errors import InputError
+from swbn_lightning.report_page import write_report
+from swbn_lightning.report_page.folders import find_runs, read_run
+from tests.report.made_runs import LAYERS, config, make_fit, make_test
+from tests.report.page_reader import Page
+
+HOSTILE = "<script>alert(1)</script>\"'&$x_1$"
+ONE_TEST = "test, 5-way 1-shot, %"
+
+
+@pytest.fixture(autouse=True)
+def quick_pictures(request, monkeypatch):
+    """Figures are made and not drawn, which takes a second each; but where a test asks for ``drawn``."""
+    if "drawn" not in request.fixturenames:
+        pixel = io.BytesIO()
+        Image.new("RGB", (1, 1)).save(pixel, format="png")
+        monkeypatch.setattr("swbn_lightning.report_page.html.to_png", lambda figure: pixel.getvalue())
+
+
+@pytest.fixture
+def drawn():
+    """Pictures are drawn, as they are outside of tests."""
+
+
+def report(*paths, output=None):
+    return Page(write_report(list(paths), output).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def one(tmp_path):
+    """``runs/NAME`` with a training and its test."""
+    fit = make_fit(tmp_path / "name" / "version_0", "swbn-fro", seed=3)
+    make_test(tmp_path / "name" / "version_1", fit, norm="swbn-fro", seed=3)
+    return tmp_path / "name"
+
+
+def test_one_run_and_its_test(one, drawn):
+    page = report(one)
+    assert (one / "report.html").is_file()
+    (row,) = page.table("run")
+    assert row[ONE_TEST] == "62.50 ± 0.23" and row["while training: val, %"] == "73.00 ± 1.23"
+    assert (row["network"], row["norm"], row["seed"]) == ("resnet20", "swbn-fro (step_size=0.005)", "3")
+    assert row["epochs"] == "3 of 3" and row["training, s"] == "77" and row["state"] == "finished"
+    # White: rms 0.3, so the layers have 0.3 and 0.35 before training, 0.075 and 0.125 after the third epoch.
+    assert row["RMS correlation, start → end"] == "0.325 → 0.100"
+    assert page.title == "Report: name" and "1 training, 1 test." in page.text
+    assert "missing" not in page.text and "Settings that differ" not in page.text
+    layers = page.table("layer")
+    assert [line["layer"] for line in layers] == [*LAYERS, "mean of the layers"]
+    assert layers[1]["RMS correlation, after epoch 3"] == "0.125"
+    assert [line["setting"] for line in page.table("setting")][:2] == ["data.init_args.test.shots", "model.class_path"]
+    (environment, _) = (table for table in page.tables if table[0][1] == "when it started")
+    assert ["device", "CPU, 7 cores"] in environment and ["torch", "9.8.7"] in environment
+    (result,) = [table for table in page.tables if table[0][0] == "evaluated" and table[1][0] == "test, 5-way 1-shot"]
+    values = dict(zip(*result, strict=True))
+    assert (
+        values["accuracy ± 95%, %"] == "62.50 ± 0.23" and values["loss"] == "0.8750" and values["episodes"] == "10,000"
+    )
+    assert list(page.sizes()) == [
+        "loss by epochs trained", "accuracy by epochs trained", "Whiteness by layer",
+        f"Correlation matrices of {LAYERS[1]}",
+    ]  # fmt: skip
+    assert all(width > 600 and height > 300 for width, height in page.sizes().values())
+
+
+def test_the_curves_numbers_are_those_of_the_run(one):
+    rows = report(one).links["curves.csv"]
+    logged = list(csv.DictReader((one / "version_0" / "metrics.csv").open()))
+    for quantity in ("val/loss", "val/accuracy", "train/loss", "train/accuracy"):
+        own = [(int(r["epochs_trained"]), float(r["mean"])) for r in rows if r["quantity"] == quantity]
+        assert own == [(int(r["epoch"]) + 1, float(r[quantity])) for r in logged if r[quantity]]
+    assert len(rows) == 12 and {row["runs"] for row in rows} == {"1"} and {row["std"] for row in rows} == {""}
+
+
+def test_it_needs_nothing_but_itself(one):
+    page = report(one)
+    assert not {"script", "link", "iframe", "object", "form"} & set(page.tags)
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on") and name != "srcset"
+        if name in ("src", "href"):
+            assert value.startswith(("data:image/png;base64,", "data:text/csv")), (tag, name)
+    assert ("meta", "http-equiv", "Content-Security-Policy") in page.attributes
+    assert not any("url(" in word for word in page.words)
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Two norms with three seeds each, as the folders of a study."""
+    for norm, accuracies in (("bn", (0.5, 0.6, 0.7)), ("swbn-fro", (0.75, 0.76, 0.8))):
+        for seed, accuracy in enumerate(accuracies):
+            folder = tmp_path / "s" / "exp" / "resnet20" / norm / f"seed{seed}-abc"
+            fit = make_fit(folder / "version_0", norm, seed, rms=0.3 if norm == "bn" else 0.1)
+            make_test(folder / "test-1" / "version_0", fit, accuracy, norm=norm, seed=seed)
+            make_test(folder / "test-5" / "version_0", fit, accuracy + 0.1, shots=5, norm=norm, seed=seed)
+    return tmp_path / "s"
+
+
+def test_a_study(study):
+    page = report(study)
+    rows = page.table("run")
+    assert [row["run"] for row in rows] == [f"{norm}/seed{s}-abc" for norm in ("bn", "swbn-fro") for s in range(3)]
+    assert [row[ONE_TEST][:5] for row in rows] == ["50.00", "60.00", "70.00", "75.00", "76.00", "80.00"]
+    means = page.table("runs")
+    assert [(m["runs"], m["test"], m["seeds"]) for m in means] == [
+        (name, f"test, 5-way {k}-shot", "3") for name in ("bn", "swbn-fro, step_size=0.005") for k in (1, 5)
+    ]
+    values = np.array([75.0, 76.0, 80.0])
+    assert (
+        means[2]["mean, %"] == f"{values.mean():.2f}" and means[2]["standard deviation"] == f"{values.std(ddof=1):.2f}"
+    )
+    # Student's t of two degrees of freedom is 4.302653.
+    assert means[2]["95% of the mean, over seeds"] == f"± {4.302653 * values.std(ddof=1) / np.sqrt(3):.2f}"
+
+    settings = page.table("setting")
+    assert [(s["setting"], s["bn"], s["swbn-fro, step_size=0.005"]) for s in settings] == [
+        ("model.init_args.norm", "bn", "swbn-fro"),
+        ("model.init_args.norm_args.step_size", "(not there)", "0.005"),
+    ]
+    curves = [r for r in page.links["curves.csv"] if r["line"] == "bn" and r["quantity"] == "val/accuracy"]
+    for epoch, row in enumerate(curves):
+        own = [0.5 + 0.1 * epoch + 0.01 * seed for seed in range(3)]
+        assert float(row["mean"]) == pytest.approx(np.mean(own)) and float(row["std"]) == pytest.approx(0.01)
+        assert (row["epochs_trained"], row["runs"]) == (str(epoch + 1), "3")
+    tests = [r for r in page.links["accuracy.csv"] if r["line"] == "bn" and r["setting"] == "test, 5-way 1-shot"]
+    assert [float(r["value"]) for r in tests] == pytest.approx([0.5, 0.6, 0.7, 0.6])
+    assert [r["run"] for r in tests][-1] == "mean" and float(tests[-1]["std"]) == pytest.approx(0.1)
+    assert "Test accuracies with their intervals" in page.sizes() and "Whiteness of the runs" in page.sizes()
+    assert "6 trainings, 12 tests." in page.text
+
+
+def test_a_study_whose_table_lies_elsewhere(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    runs = sorted((study / "exp" / "resnet20" / "bn").glob("*/version_0"))
+    lines = [f"{run.relative_to(tmp_path)},{run.parent.relative_to(tmp_path)}/test-1/version_0" for run in runs]
+    (tmp_path / "out" / "study.csv").write_text("\n".join(["run,test", *lines, "gone/version_0,"]) + "\n")
+    page = report("out")
+    assert [row["run"] for row in page.table("run")] == [f"seed{seed}-abc" for seed in range(3)]
+    assert "3 trainings, 3 tests." in page.text
+
+
+def test_several_runs_and_where_the_page_goes(one, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_fit(tmp_path / "other" / "version_0")
+    page = report("name", "other", "name/version_0")  # what is given twice is there once
+    assert (tmp_path / "report.html").is_file() and page.title == "Report: name, other, name/version_0"
+    assert [row["run"] for row in page.table("run")] == ["name", "other"]
+    report("name", output="pages/of/mine.html")
+    assert (tmp_path / "pages" / "of" / "mine.html").is_file()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_killed_run_shows_what_it_logged(tmp_path):
+    folder = make_fit(tmp_path / "version_0", epochs=2, finished=False)
+    for name in ("metrics.csv", "whiteness.csv"):  # in the middle of a line
+        with (folder / name).open("a") as file:
+            file.write("2,29,0." if name == "metrics.csv" else "2,3")
+    page = report(folder)
+    (row,) = page.table("run")
+    assert row["epochs"] == "2 of 3" and row["state"] == "no results.json: it was killed, or is still running"
+    assert row["RMS correlation, start → end"] == "0.325 → 0.125"
+    assert max(int(r["epochs_trained"]) for r in page.links["curves.csv"]) == 2
+    assert "What is missing, and so not on this page: results.json is missing" in page.text
+    assert "metrics.csv" not in page.text.replace("metrics.csv is", "")
+
+
+def test_a_line_that_was_cut_in_its_last_number(tmp_path):
+    folder = make_fit(tmp_path / "version_0", epochs=1, finished=False)
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("1,19,,,,1.75,0.6")  # of 0.625
+    rows = [r for r in report(folder).links["curves.csv"] if r["quantity"] == "val/accuracy"]
+    assert [float(row["mean"]) for row in rows] == [0.5]
+
+
+BROKEN = [
+    ("results.json", b"{", "results.json cannot be read"),
+    ("results.json", b"[1]", "results.json cannot be read (it holds a list, not a mapping)"),
+    ("results.json", b'{"results": [{"accuracy": "a", "ci95": [1]}, 3], "whiteness": [7]}', None),
+    ("results.json", b'{"results": 5, "whiteness": {}, "command": 7, "completed": "x", "fit_seconds": "y"}', None),
+    ("results.json", b'{"command": "fit", "results": [{"accuracy": NaN, "ways": {}, "shots": null}]}', None),
+    ("config.yaml", b"a: !!python/object/apply:os.system ['touch broken']", "config.yaml cannot be read"),
+    ("config.yaml", b"a: &a [*a]", "config.yaml cannot be read (its settings are nested more than 40 deep"),
+    ("config.yaml", b"- 1", "config.yaml cannot be read (it holds a list, not a mapping)"),
+    ("config.yaml", b"\xff\xfe", "config.yaml cannot be read"),
+    ("config.yaml", b"1: {true: 3, null: x}\nmodel: 7\n", None),
+    ("metrics.csv", b"\x00\x01", None),
+    ("metrics.csv", b"", None),
+    ("metrics.csv", b"epoch,step,val/loss\nnan,inf,3\n1e999,x,1\n0,0,inf\n", None),
+    ("whiteness.csv", b"epoch,layer\nx,y\n", "whiteness.csv cannot be read"),
+    ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,a,0.5\n", None),
+    ("environment.json", b"7", "environment.json cannot be read"),
+    (f"heatmap_{LAYERS[1]}.csv", b"map,epoch\nbefore,1\n", f"heatmap_{LAYERS[1]}.csv cannot be read"),
+    (f"heatmap_{LAYERS[1]}.csv", b"", None),
+    *((name, None, f"{name} is missing") for name in
+      ("config.yaml", "metrics.csv", "whiteness.csv", "environment.json", "results.json")),
+]  # fmt: skip
+
+
+def test_broken_and_missing_files_are_told_and_the_rest_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, (name, content, _) in enumerate(BROKEN):
+        folder = make_fit(tmp_path / "runs" / f"r{number}" / "version_0", seed=number)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+    runs = [read_run(path) for path in find_runs(["runs"])]
+    for run, (name, content, words) in zip(runs, BROKEN, strict=True):
+        told = "; ".join(run.problems)
+        assert told.startswith(words) if words else not told, (name, content, told)
+    page = report("runs")
+    assert len(page.table("run")) == len(BROKEN) and not (tmp_path / "broken").exists()
+    assert all(words in page.text for _, _, words in BROKEN if words) and len(page.images) >= 4
+
+
+def test_a_run_of_which_nothing_is_known_but_its_environment(tmp_path):
+    folder = make_fit(tmp_path / "version_0", finished=False)
+    for file in folder.glob("*.*"):
+        if file.name != "environment.json":
+            file.unlink()
+    page = report(folder)
+    assert "No loss or accuracy is known" in page.text and not page.images
+    assert page.table("run")[0]["state"].startswith("no results.json")
+
+
+def test_a_configuration_that_would_expand_to_millions(tmp_path):
+    folder = make_fit(tmp_path / "version_0")
+    lines = ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 30)]
+    (folder / "config.yaml").write_text("\n".join(lines))
+    (problem,) = read_run(folder).problems
+    assert "20000" in problem
+
+
+def test_everything_is_escaped(tmp_path):
+    name = HOSTILE.replace("/", "-")
+    settings = config(HOSTILE, data={HOSTILE: HOSTILE, "list": [HOSTILE, {HOSTILE: [HOSTILE]}]})
+    settings["model"]["init_args"]["backbone"] = HOSTILE
+    for number in range(2):
+        folder = make_fit(tmp_path / name / f"version_{number}")
+        settings["trainer"] = {"max_epochs": number, HOSTILE: number}
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+        (folder / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE, "stage": "fit"}))
+        test = make_test(tmp_path / name / f"version_{number + 2}", folder, split=HOSTILE, ways=HOSTILE, shots=HOSTILE)
+        (test / "environment.json").write_text("{")
+    text = (tmp_path / name / "version_0" / "whiteness.csv").read_text()
+    (tmp_path / name / "version_0" / "whiteness.csv").write_text(text.replace(LAYERS[0], '"<script>$a_1$"'))
+    (tmp_path / name / "version_0" / "heatmap_<script>.csv").write_text("nonsense\n")
+    file = write_report([tmp_path / name])
+    text = file.read_text()
+    assert "<script" not in text and text.count("&lt;script&gt;") > 20
+    page = Page(text)  # every tag is closed in order
+    assert "script" not in page.tags and HOSTILE in page.text and len(page.table("run")) == 2
+    assert not [pair for pair in page.attributes if pair[1].startswith("on")]
+
+
+def test_a_resumed_training_is_one(tmp_path):
+    first = make_fit(tmp_path / "n" / "version_0", epochs=2, finished=False)
+    checkpoint = str(first / "checkpoints" / "last.ckpt")
+    second = make_fit(tmp_path / "n" / "version_1", epochs=2, first=1, settings={"ckpt_path": checkpoint})
+    make_test(tmp_path / "n" / "version_2", second)
+    make_fit(tmp_path / "n" / "version_3", "swbn-fro")
+    page = report(tmp_path / "n")
+    resumed, other = page.table("run")
+    assert (
+        resumed["state"] == "finished, in 2 parts" and resumed["epochs"] == "3 of 3" and resumed["training, s"] == "–"
+    )
+    assert resumed[ONE_TEST].startswith("62.50") and other[ONE_TEST] == "–" and other["run"] == "version_3"
+    rows = [r for r in page.links["curves.csv"] if r["quantity"] == "val/loss" and r["line"] == "bn"]
+    assert [int(r["epochs_trained"]) for r in rows] == [1, 2, 3]
+
+
+def test_runs_that_were_moved_and_tests_without_their_training(one, tmp_path):
+    one.rename(tmp_path / "moved")  # the test names the checkpoint by its old path
+    (row,) = report(tmp_path / "moved").table("run")
+    assert row[ONE_TEST] == "62.50 ± 0.23" and row["state"] == "finished"
+    alone = report(tmp_path / "moved" / "version_1")
+    (row,) = alone.table("run")
+    assert row[ONE_TEST] == "62.50 ± 0.23" and row["state"] == "tested; its training is not among these runs"
+
+
+def test_runs_that_continue_each_other_in_a_circle(tmp_path):
+    for number in (0, 1):
+        path = str(tmp_path / "n" / f"version_{1 - number}" / "checkpoints" / "last.ckpt")
+        make_fit(tmp_path / "n" / f"version_{number}", settings={"ckpt_path": path})
+    assert len(report(tmp_path / "n").table("run")) == 2
+
+
+def test_several_validations_an_epoch_are_drawn_by_step(tmp_path):
+    folder = make_fit(tmp_path / "version_0")
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("0,4,,,,2.5,0.25\n")
+    page = report(folder)
+    assert "loss by steps trained" in page.sizes()
+    rows = [r for r in page.links["curves.csv"] if r["quantity"] == "val/loss"]
+    assert [(int(r["steps_trained"]), float(r["mean"])) for r in rows] == [(5, 2.5), (10, 2.0), (20, 1.75), (30, 1.5)]
+
+
+def test_a_big_study_keeps_its_page_usable(tmp_path):
+    for number in range(17):
+        make_fit(tmp_path / "s" / f"r{number}" / "version_0", settings={"number": number})
+    page = report(tmp_path / "s")
+    assert "3 further lines are in the file alone" in page.text
+    assert "The first 14 of 17 runs" in page.text and "The first 8 of 17 runs" in page.text
+    assert len({row["line"] for row in page.links["curves.csv"]}) == 17 and len(page.images) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("nowhere", "run nowhere does not exist"), ("empty", "empty holds no run"), ("file", "file is a file")],
+)
+def test_paths_that_are_no_runs(path, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=words):
+        write_report([path])
+    with pytest.raises(InputError, match="no runs were given"):
+        write_report([])
+
+
+def test_pages_that_cannot_be_written(one, tmp_path):
+    (tmp_path / "file").write_text("")
+    for output, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.html", "cannot be written")):
+        with pytest.raises(InputError, match=words):
+            write_report([one], output)
