@@ -25,6 +25,7 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.report import ResultTable
 from swbn_lightning.runs import find_checkpoint, new_run_folder
+from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.whiteness import WhitenessMonitor
 
 _HELP = (
