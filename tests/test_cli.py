@@ -265,7 +265,7 @@ def test_validate(run):
 
 
 BAD_INPUT = [
-    (["--data.dataset=cifar_fs"], "unknown dataset 'cifar_fs'; did you mean 'cifar-fs'? Known: cifar-fs, glyphs"),
+    (["--data.dataset=cifar_fs"], "unknown dataset 'cifar_fs'; did you mean 'cifar-fs'? Known: cifar-fs, cub, fc100"),
     (["--model.backbone=resnet21"], "unknown backbone 'resnet21'; did you mean 'resnet20'"),
     (["--model.norm=swbn-fr"], "unknown norm 'swbn-fr'; did you mean 'swbn-fro'"),
     (["--model.norm_args={stepsize: 1}"], "'stepsize'; did you mean 'step_size'"),
