@@ -47,7 +47,15 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
     return codecs.encode(text, "latin1")
 
 
-_ADMITTED: dict[tuple[str, str], Any] = {("_codecs", "encode"): _encode_latin1}
+def _empty_bytes() -> bytes:
+    # How Python 3 writes b"" in pickles of protocol 2: as a call of bytes, which given a number would ask for memory.
+    return b""
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _encode_latin1,
+    ("__builtin__", "bytes"): _empty_bytes,
+}
 # What arrays and numpy's numbers are rebuilt by; numpy 2 renamed the package that holds it.
 _ARRAY = np.zeros(1)
 _REBUILD = {

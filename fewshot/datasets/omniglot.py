@@ -152,7 +152,7 @@ def _sets(base: Path, split: str) -> Found | None:
         raise InputError(f"omniglot: {len(alphabets)} alphabets in {base} are too few to divide; give at least 3.")
     listings = {
         part: ImageListing({c: files for c, files in characters.items() if _alphabet(c) in chosen}, base)
-        for part, chosen in parts.items()
+        for part, chosen in ((part, parts[part]) for part in SPLITS)
     }
     if evaluation:
         listings["test"] = ImageListing(_merged(evaluation), base)

@@ -32,7 +32,8 @@ def load_labelled_arrays(path: Path, name: str, image_size: int) -> ImageSet:
     labels = _labels(content.get("labels"), len(images), path, name)
     values, places = np.unique(labels, return_inverse=True)
     names = np.array(_names(content.get("catname2label"), values, path, name))
-    order = np.argsort(names)  # labels follow the sorted names, as they do in every other form
+    # Labels follow the sorted names, as they do in every other form; without names, the values.
+    order = np.argsort(names) if "catname2label" in content else np.arange(len(names))
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
     new_labels = torch.from_numpy(position[places].astype(np.int64))

@@ -82,6 +82,8 @@ def check_apart(name: str, splits: Mapping[str, ImageListing]) -> None:
                 )
         for file in listing.files:
             found = file.stat()  # of what a link points to
-            other, first = path_of_file.setdefault((found.st_dev, found.st_ino), (split, file))
-            if first != file and found.st_ino:  # some file systems number nothing
+            key = (found.st_dev, found.st_ino)
+            if key in path_of_file and found.st_ino:  # some file systems number nothing
+                other, first = path_of_file[key]
                 raise InputError(f"{name}: {first} of {other} and {file} of {split} are one and the same file.")
+            path_of_file[key] = split, file

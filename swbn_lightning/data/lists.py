@@ -28,11 +28,12 @@ def read_image_list(path: Path) -> list[tuple[str, str]]:
             rows = [(row["filename"] or "", row["label"] or "", reader.line_num) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a list of images: {error}.") from error
-    seen: dict[PurePosixPath, int] = {}
+    seen: dict[tuple[str, PurePosixPath], int] = {}
     for filename, label, line in rows:
         if not filename.strip() or not label.strip():
             raise InputError(f"{path}, line {line}: needs a filename and a label, got {filename!r} and {label!r}.")
-        if (first := seen.setdefault(PurePosixPath(filename.strip()), line)) != line:
+        # (One name under two labels may be two files: <label>/<filename>.)
+        if (first := seen.setdefault((label.strip(), PurePosixPath(filename.strip())), line)) != line:
             raise InputError(f"{path} lists {filename} twice, in lines {first} and {line}.")
     if not rows:
         raise InputError(f"{path} lists no images.")
@@ -76,9 +77,7 @@ class Contained:
         Raises:
             InputError: it lies outside the root.
         """
-        windows = PureWindowsPath(name)
-        if PurePosixPath(name).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
-            raise InputError(f"{source} names {name!r}: names must be relative to {self.root}, without '..'.")
+        self.require_relative(name, source)
         path = self.root / name
         # Folders are resolved once: 60,000 images lie in a hundred of them.
         if path.parent not in self._good_folders:
@@ -87,6 +86,12 @@ class Contained:
         if path.is_symlink():
             self._require_inside(path, name, source)
         return path
+
+    def require_relative(self, name: str, source: Path) -> None:
+        """Raise :class:`InputError` for an absolute name, or one with ``..``, in the words of any system."""
+        windows = PureWindowsPath(name)
+        if PurePosixPath(name).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
+            raise InputError(f"{source} names {name!r}: names must be relative to {self.root}, without '..'.")
 
     def _require_inside(self, path: Path, name: str, source: Path) -> None:
         if not path.resolve().is_relative_to(self._resolved_root):
@@ -110,6 +115,7 @@ def list_images(name: str, root: Path, list_file: Path, places: Sequence[str]) -
     contained = Contained(root)
 
     def path_of(place: str, filename: str, label: str) -> Path:
+        contained.require_relative(filename, list_file)  # by itself, before a folder is put in front of it
         return contained(place.format(filename=filename, label=label), list_file)
 
     first = {place: path_of(place, *rows[0]) for place in places}
