@@ -1,5 +1,7 @@
 """Pictures of every kind become the same uint8 arrays; those that cannot are refused by name."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -165,3 +167,13 @@ def test_a_bar_shows_on_a_terminal_when_it_takes_a_while(tmp_path, monkeypatch, 
     files = [saved(Image.fromarray(gray_ramp()), tmp_path / f"{number}.png") for number in range(3)]
     assert len(read_images(files, 4, 1, "x")) == 3
     assert sum(started) == shown
+
+
+def test_images_are_not_held_twice(tmp_path):
+    path = saved(Image.fromarray(gray_ramp(64, 64)), tmp_path / "a.png")
+    read_images([path], 64, 3, "x")
+    tracemalloc.start()
+    images = read_images([path] * 300, 64, 3, "x")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.2 * images.numel()
