@@ -2,9 +2,11 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -13,6 +15,8 @@ from fewshot.episodes import EpisodeSampler
 from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
+from swbn_lightning.data.images import take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
@@ -84,7 +88,10 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
         classes, support, query = self.sampler.draw(numbers, self.seed, epoch)
         images = self.image_set.images
         drawn = [self._draw_augmentation(epoch, number) for number in numbers]
-        return EpisodeBatch(images[support], images[query.flatten(1)], classes, torch.stack(drawn))
+        support_images, query_images = (
+            take(images, numbers.flatten()).unflatten(0, numbers.shape) for numbers in (support, query.flatten(1))
+        )
+        return EpisodeBatch(support_images, query_images, classes, torch.stack(drawn))
 
     def _draw_augmentation(self, epoch: int, number: int) -> Tensor:
         s = self.settings
@@ -99,9 +106,14 @@ class EpisodicDataModule(ImageDataModule):
     each image of the split once and then draws and scores episodes in bulk (:func:`fewshot.evaluate_episodes`).
 
     Args:
-        dataset: ``"glyphs"`` (letters drawn in memory, nothing to download), ``"cifar-fs"``, or a registered one.
-        root: folder of the data set's files; none for glyphs.
-        image_size: side in pixels; None for the data set's own (28 for glyphs, 32 for CIFAR-FS).
+        dataset: ``"glyphs"`` (letters drawn in memory, nothing to download), ``"cifar-fs"``, ``"fc100"``,
+            ``"mini-imagenet"``, ``"tiered-imagenet"``, ``"cub"``, ``"omniglot"``, ``"omniglot-rotations"``,
+            ``"folders"`` (any class folders or lists), or a registered one.
+        root: folder of the data set's files; none for glyphs. Which form they have is found by looking.
+        image_size: side in pixels; None for the data set's own (28 for glyphs and Omniglot, 32 for CIFAR's, 84 else).
+        cache: keep the decoded images on disk for the next run (:class:`~swbn_lightning.data.cache.ImageCache`); as
+            large as they are in memory. Of image files alone: what lies in pickles is decoded already.
+        cache_dir: where; None for ``.swbn_cache/`` in the root.
         train: training episodes; they may have other ways and shots than the test.
         val: validation episodes: fixed, at least 600.
         test: test episodes: fixed. The test classes are read by ``test`` alone.
@@ -117,7 +129,8 @@ class EpisodicDataModule(ImageDataModule):
         query: for ``predict``: the images to name, a folder or one image.
 
     Raises:
-        InputError: an unknown data set; a number below 1; in :meth:`setup`, a root that does not hold the
+        InputError: an unknown data set; a number below 1; a cache for data that have none, or a cache_dir without
+            cache; in :meth:`setup`, a root that does not hold the
             data set, more ways than classes, a class with fewer images than shots + queries.
     """
 
@@ -138,6 +151,8 @@ class EpisodicDataModule(ImageDataModule):
         num_workers: int = 0,
         support: str | None = None,
         query: str | None = None,
+        cache: bool = False,
+        cache_dir: str | None = None,
     ) -> None:
         self.spec = get_dataset(dataset)
         super().__init__(self.spec.mean, self.spec.std, CropFlip(crop_padding, flip))
@@ -155,7 +170,12 @@ class EpisodicDataModule(ImageDataModule):
             raise InputError(
                 f"episodes_per_step={episodes_per_step} is more than the {train.episodes} episodes of an epoch."
             )
+        if cache_dir is not None and not cache:
+            raise InputError(f"cache_dir={cache_dir!r} is for cache: true, which is not given.")
+        if cache and not self.spec.cacheable:
+            raise InputError(f"cache: true is for images read from files, which {dataset!r} does not; leave it out.")
         self.dataset, self.root = dataset, root
+        self.cache, self.cache_dir = cache, cache_dir
         self.image_size = image_size or self.spec.image_size
         self.episodes_per_step, self.eval_batch_size = episodes_per_step, eval_batch_size
         self.num_workers, self.seed, self.eval_seed = num_workers, seed, eval_seed
@@ -164,7 +184,14 @@ class EpisodicDataModule(ImageDataModule):
         self.prediction: PredictionData | None = None
 
     def load(self, split: str) -> ImageSet:
-        return self.spec.load(split, self.root, self.image_size)
+        cache = self._image_cache()
+        image_set = self.spec.load(split, self.root, self.image_size, **({} if cache is None else {"cache": cache}))
+        if cache is not None and not cache.used:
+            rank_zero_warn(f"{image_set.name}: cache: true does nothing here, {image_set.source} need no decoding.")
+        # So that no split is mistaken for another.
+        source = f", from {image_set.source}" if image_set.source else ""
+        rank_zero_info(f"{image_set.name}: {image_set.num_classes} classes, {len(image_set)} images{source}")
+        return image_set
 
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` needs and check that their episodes can be drawn."""
@@ -223,6 +250,11 @@ class EpisodicDataModule(ImageDataModule):
         images = self.normalize(images)
         support = images[:, : ways * shots].unflatten(1, (ways, shots))
         return batch._replace(support=support, query=images[:, ways * shots :])
+
+    def _image_cache(self) -> ImageCache | None:
+        if not self.cache or (self.root is None and self.cache_dir is None):  # no root: the loader says so
+            return None
+        return ImageCache(self.cache_dir or Path(str(self.root)) / CACHE_FOLDER)
 
     def _image_loader(self, split: str) -> DataLoader[ImageBatch]:
         image_set, s = self.image_set(split), self.settings[split]

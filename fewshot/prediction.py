@@ -4,7 +4,6 @@ import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from rich.console import Console
@@ -12,7 +11,8 @@ from rich.table import Table
 from torch import Tensor
 
 from swbn_lightning.data import ImageSet
-from swbn_lightning.data.folders import image_files, load_class_folders, read_image
+from swbn_lightning.data.decode import read_images
+from swbn_lightning.data.folders import image_files, load_class_folders
 from swbn_lightning.errors import InputError
 
 PREDICTIONS_FILE = "predictions.csv"
@@ -61,8 +61,8 @@ def load_prediction_data(support: str | None, query: str | None, image_size: int
     if len(set(counts)) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in zip(classes.class_names, counts, strict=True))
         raise InputError(f"predict: every class needs the same number of support images; found {listed}.")
-    images = np.stack([read_image(file, image_size, channels) for file in files])
-    return PredictionData(classes, tuple(str(file) for file in files), torch.from_numpy(images))
+    images = read_images(files, image_size, channels, "query")
+    return PredictionData(classes, tuple(str(file) for file in files), images)
 
 
 class PredictionTable(pl.Callback):

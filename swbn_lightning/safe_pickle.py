@@ -18,7 +18,8 @@ def load_pickle(path: str | Path) -> Any:
     """The content of a pickle of arrays, lists, dicts, strings and numbers; Python 2's too.
 
     Raises:
-        InputError: the file cannot be read, is not a pickle, or names anything else (which is not called).
+        InputError: the file cannot be read, is a web page, is not a pickle or is cut short, or names anything else
+            (which is not called).
     """
     try:
         with Path(path).open("rb") as file:
@@ -28,7 +29,15 @@ def load_pickle(path: str | Path) -> Any:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except Exception as error:  # a broken pickle raises almost anything
+        if _is_web_page(path):
+            raise InputError(f"{path} is not a readable pickle but a web page: the download was refused.") from error
         raise InputError(f"{path} is not a readable pickle ({type(error).__name__}: {error}).") from error
+
+
+def _is_web_page(path: str | Path) -> bool:
+    with Path(path).open("rb") as file:
+        start = file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    return start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head"))
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
@@ -38,7 +47,15 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
     return codecs.encode(text, "latin1")
 
 
-_ADMITTED: dict[tuple[str, str], Any] = {("_codecs", "encode"): _encode_latin1}
+def _empty_bytes() -> bytes:
+    # How Python 3 writes b"" in pickles of protocol 2: as a call of bytes, which given a number would ask for memory.
+    return b""
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _encode_latin1,
+    ("__builtin__", "bytes"): _empty_bytes,
+}
 # What arrays and numpy's numbers are rebuilt by; numpy 2 renamed the package that holds it.
 _ARRAY = np.zeros(1)
 _REBUILD = {

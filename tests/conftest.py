@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,35 @@ def tiny_cifar100(tmp_path_factory) -> Path:
         (folder / part).write_bytes(pickle.dumps(content, protocol=2))
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}))
     return root
+
+
+@pytest.fixture(scope="session")
+def tiny_mini_imagenet(tmp_path_factory) -> Path:
+    """A root with learn2learn's pickles of mini-ImageNet: 16 noise images of 21x21 of each of the 100 classes."""
+    from fewshot.datasets.forms import classes_of
+    from fewshot.datasets.mini_imagenet import CLASSES
+
+    root = tmp_path_factory.mktemp("mini_imagenet")
+    rng = np.random.default_rng(0)
+    for split, file in (("train", "train"), ("val", "validation"), ("test", "test")):
+        names = classes_of(CLASSES, split)
+        numbers = {name: list(range(16 * place, 16 * place + 16)) for place, name in enumerate(names)}
+        data = rng.integers(0, 256, (16 * len(names), 21, 21, 3), np.uint8)
+        content = {"image_data": data, "class_dict": numbers}
+        (root / f"mini-imagenet-cache-{file}.pkl").write_bytes(pickle.dumps(content, protocol=2))
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tiny_cifar100, tiny_mini_imagenet) -> Callable[[Path], list[str]]:
+    """Of a configuration that needs files: the arguments that give it tiny ones."""
+
+    def arguments(config: Path) -> list[str]:
+        text = config.read_text()
+        if "dataset: mini-imagenet" in text:
+            # Covariances of 512 channels take longer than the step.
+            quick = ["--data.image_size=21", "--whiteness.layers=backbone.blocks.0.*"]
+            return ["--data.root", str(tiny_mini_imagenet), *quick]
+        return ["--data.root", str(tiny_cifar100)] if "dataset: cifar-fs" in text else []
+
+    return arguments

@@ -35,11 +35,9 @@ def _in_its_own_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY / "configs")))
-def test_every_configuration_runs_a_step(config, tiny_cifar100):
+def test_every_configuration_runs_a_step(config, tiny_data):
     arguments = ["--config", str(config), "--trainer.fast_dev_run=true", "--trainer.accelerator=cpu"]
-    arguments += ["--whiteness.num_images=64"]
-    if "cifar-fs" in config.read_text():
-        arguments += ["--data.root", str(tiny_cifar100)]
+    arguments += ["--whiteness.num_images=64", *tiny_data(config)]
     main(["fit", *arguments])
     main(["test", *arguments])
     assert not list(Path().iterdir())  # no logs, no checkpoints
@@ -289,7 +287,7 @@ def test_validate(run):
 
 
 BAD_INPUT = [
-    (["--data.dataset=cifar_fs"], "unknown dataset 'cifar_fs'; did you mean 'cifar-fs'? Known: cifar-fs, glyphs"),
+    (["--data.dataset=cifar_fs"], "unknown dataset 'cifar_fs'; did you mean 'cifar-fs'? Known: cifar-fs, cub, fc100"),
     (["--model.backbone=resnet21"], "unknown backbone 'resnet21'; did you mean 'resnet20'"),
     (["--model.norm=swbn-fr"], "unknown norm 'swbn-fr'; did you mean 'swbn-fro'"),
     (["--model.norm_args={stepsize: 1}"], "'stepsize'; did you mean 'step_size'"),

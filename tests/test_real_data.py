@@ -9,10 +9,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from cli import main
+from fewshot import EpisodeSettings, EpisodicDataModule, PrototypicalNetwork
 from fewshot.datasets.cifar_fs import load_cifar_fs
+from fewshot.datasets.mini_imagenet import load_mini_imagenet
+from swbn_lightning.data.cache import ImageCache
+from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD
 
 CONFIG = Path(__file__).parents[1] / "configs" / "fewshot" / "cifar_fs_prototypical.yaml"
 
@@ -77,3 +82,57 @@ def test_training_on_photographs_beats_chance_and_tests_the_same_twice(lossless,
     assert results[0] == results[1]
     (row,) = results[0]
     assert row["accuracy"] - row["ci95"] > 0.22  # chance is 0.20
+
+
+@pytest.fixture(scope="module")
+def mini_imagenet(real_data, tmp_path_factory):
+    """90 images of each of mini-ImageNet's classes: lists, and split folders of JPEG files."""
+    root = tmp_path_factory.mktemp("mini")
+    zipfile.ZipFile(real_data / "mini_imagenet" / "mini_imagenet_90.zip").extractall(root)
+    return root
+
+
+def test_mini_imagenet_by_its_lists_and_by_its_folders(mini_imagenet, tmp_path):
+    """The same photographs under the same labels; and a cache of them."""
+    (tmp_path / "folders").mkdir()
+    for split in ("train", "val", "test"):
+        (tmp_path / "folders" / split).symlink_to(mini_imagenet / split)
+    for split, classes in (("val", 16), ("test", 20)):
+        listed = load_mini_imagenet(split, str(mini_imagenet))
+        cache = ImageCache(tmp_path / "cache")
+        folders = load_mini_imagenet(split, str(tmp_path / "folders"), cache=cache)
+        assert f"{split}.csv" in listed.source and "class folders" in folders.source
+        assert listed.class_names == folders.class_names and torch.equal(listed.labels, folders.labels)
+        assert torch.equal(listed.images, folders.images) and listed.images.shape[1:] == (3, 84, 84)
+        assert torch.bincount(listed.labels).tolist() == [90] * classes
+        again = load_mini_imagenet(split, str(tmp_path / "folders"), cache=cache)
+        assert torch.equal(again.images, folders.images)
+    # Normalised by ImageNet's mean and deviation, these photographs are near 0 and 1.
+    pixels = listed.images.double() / 255
+    assert (pixels.mean((0, 2, 3)) - torch.tensor(IMAGENET_MEAN)).abs().max() < 0.05
+    assert (pixels.std((0, 2, 3)) / torch.tensor(IMAGENET_STD) - 1).abs().max() < 0.3
+
+
+def test_resnet12_takes_a_step_on_mini_imagenet(mini_imagenet, tmp_path):
+    for folder in (*mini_imagenet.glob("train/*"), *mini_imagenet.glob("val/*")):
+        few = tmp_path / folder.relative_to(mini_imagenet)
+        few.mkdir(parents=True)
+        for file in sorted(folder.iterdir())[:4]:
+            (few / file.name).symlink_to(file)
+    pl.seed_everything(0)
+    small = EpisodeSettings(ways=5, shots=1, queries=2, episodes=1)
+    data = EpisodicDataModule(
+        "mini-imagenet", str(tmp_path), train=small, val=small, episodes_per_step=1, eval_batch_size=15, flip=True
+    )
+    model = PrototypicalNetwork(backbone="resnet12", norm="swbn-fro")
+    weight = model.backbone.blocks[0].conv1.weight.clone()
+    whitening = model.backbone.blocks[0].norm1.whitening_matrix.clone()
+    trainer = pl.Trainer(
+        fast_dev_run=True, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    trainer.fit(model, datamodule=data)
+    assert not torch.equal(model.backbone.blocks[0].conv1.weight, weight)
+    assert not torch.equal(model.backbone.blocks[0].norm1.whitening_matrix, whitening)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    row = model.results["val"]
+    assert row["classes"] == 16 and row["images"] == 15 and 0 <= row["accuracy"] <= 1

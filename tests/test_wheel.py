@@ -36,12 +36,19 @@ def test_it_holds_the_packages_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"swbn_lightning", "classification", "fewshot", "cli.py"}
-    for data in ("glyph_classes.txt", "cifar_fs_classes.txt", "paper_results.csv", "py.typed"):
+    for data in (
+        "glyph_classes.txt",
+        "cifar_fs_classes.txt",
+        "fc100_classes.txt",
+        "mini_imagenet_classes.txt",
+        "paper_results.csv",
+        "py.typed",
+    ):
         assert any(name.endswith("/" + data) for name in names), data
 
 
 @pytest.mark.slow
-def test_installed_it_runs_any_configuration_from_another_folder(wheel, tmp_path, tiny_cifar100):
+def test_installed_it_runs_any_configuration_from_another_folder(wheel, tmp_path, tiny_data):
     environment = tmp_path / "env"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
@@ -61,6 +68,5 @@ def test_installed_it_runs_any_configuration_from_another_folder(wheel, tmp_path
             continue
         config = tmp_path / original.name
         config.write_text(original.read_text())
-        data = [f"--data.root={tiny_cifar100}"] if "cifar-fs" in original.read_text() else []
         options = ["--trainer.fast_dev_run=true", "--trainer.accelerator=cpu", "--whiteness.num_images=64"]
-        assert "accuracy ± 95%" in call(swbn, "fit", "--config", config, *options, *data, cwd=tmp_path)
+        assert "accuracy ± 95%" in call(swbn, "fit", "--config", config, *options, *tiny_data(original), cwd=tmp_path)

@@ -6,11 +6,8 @@ from typing import Any
 from classification.datamodules.base import ClassificationDataModule, check_share, held_out_parts
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.files import checked_root
-from swbn_lightning.data.folders import class_folders, load_class_folders, require_classes
+from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, load_class_folders, require_classes
 from swbn_lightning.errors import InputError, require_positive
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""As torchvision and timm normalise for their networks (torchvision's page "Models and pre-trained weights")."""
 
 VAL_SHARE, TEST_SHARE = 0.1, 0.2
 """What is held out where neither a folder nor the user says."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from classification.datamodules.base import HeldOutDataModule, LabelledBatch
-from classification.datamodules.folders import IMAGENET_MEAN, IMAGENET_STD
 from swbn_lightning.data import ImageSet
+from swbn_lightning.data.decode import open_image
 from swbn_lightning.data.files import checked_root, shown_content
-from swbn_lightning.data.folders import class_folders, class_images, open_image, require_classes
+from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, class_images, require_classes
 from swbn_lightning.data.order import EpochDataset, stream_seed
 from swbn_lightning.errors import InputError, require_positive
 

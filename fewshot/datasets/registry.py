@@ -4,9 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fewshot.datasets.cifar_fs import load_cifar_fs
+from fewshot.datasets.cifar_fs import load_cifar_fs, load_fc100
+from fewshot.datasets.folders import load_cub, load_folders, load_tiered_imagenet
+from fewshot.datasets.mini_imagenet import load_mini_imagenet
+from fewshot.datasets.omniglot import OMNIGLOT_MEAN, OMNIGLOT_STD, load_omniglot, load_rotated_omniglot
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.cifar import CIFAR100_MEAN, CIFAR100_STD
+from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD
 from swbn_lightning.data.glyphs import GLYPH_MEAN, GLYPH_STD, glyphs
 from swbn_lightning.errors import InputError, unknown_name
 
@@ -15,13 +19,15 @@ from swbn_lightning.errors import InputError, unknown_name
 class FewShotDataset:
     """How one data set is read and normalised.
 
-    ``load(split, root, image_size)`` gives the split; ``mean`` and ``std`` are per channel, of pixels in [0, 1].
+    ``load(split, root, image_size)`` gives the split; ``mean`` and ``std`` are per channel, of pixels in [0, 1]. If
+    ``cacheable``, ``load`` also takes ``cache``, a :class:`~swbn_lightning.data.cache.ImageCache`.
     """
 
-    load: Callable[[str, str | None, int], ImageSet]
+    load: Callable[..., ImageSet]
     image_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    cacheable: bool = False
 
     @property
     def channels(self) -> int:
@@ -34,9 +40,21 @@ def _load_glyphs(split: str, root: str | None, image_size: int) -> ImageSet:
     return glyphs(split, image_size=image_size)
 
 
+_CIFAR = (32, CIFAR100_MEAN, CIFAR100_STD)
+# 84 pixels since Vinyals et al. (NeurIPS 2016) and Ravi and Larochelle (ICLR 2017).
+_PHOTOGRAPHS = (84, IMAGENET_MEAN, IMAGENET_STD)
+_CHARACTERS = (28, (OMNIGLOT_MEAN,), (OMNIGLOT_STD,))
+
 _DATASETS = {
     "glyphs": FewShotDataset(_load_glyphs, 28, (GLYPH_MEAN,), (GLYPH_STD,)),
-    "cifar-fs": FewShotDataset(load_cifar_fs, 32, CIFAR100_MEAN, CIFAR100_STD),
+    "cifar-fs": FewShotDataset(load_cifar_fs, *_CIFAR, cacheable=True),
+    "fc100": FewShotDataset(load_fc100, *_CIFAR, cacheable=True),
+    "mini-imagenet": FewShotDataset(load_mini_imagenet, *_PHOTOGRAPHS, cacheable=True),
+    "tiered-imagenet": FewShotDataset(load_tiered_imagenet, *_PHOTOGRAPHS, cacheable=True),
+    "cub": FewShotDataset(load_cub, *_PHOTOGRAPHS, cacheable=True),
+    "folders": FewShotDataset(load_folders, *_PHOTOGRAPHS, cacheable=True),
+    "omniglot": FewShotDataset(load_omniglot, *_CHARACTERS, cacheable=True),
+    "omniglot-rotations": FewShotDataset(load_rotated_omniglot, *_CHARACTERS, cacheable=True),
 }
 
 

@@ -5,12 +5,12 @@ unpickles without restriction. The structure is checked instead.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from swbn_lightning.data.arrays import as_array
 from swbn_lightning.errors import InputError
 from swbn_lightning.safe_pickle import load_pickle
 
@@ -72,7 +72,7 @@ def _read_batch(path: Path, dataset: str, key: str, num_classes: int) -> tuple[T
     content = load_pickle(path)
     if not isinstance(content, dict) or not {"data", key} <= content.keys():
         raise InputError(f"{path} is not a {dataset} file: it has no 'data' and '{key}'.")
-    data, labels = _array(content["data"]), _array(content[key])
+    data, labels = as_array(content["data"]), as_array(content[key])
     shaped = data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072 and labels.shape == data.shape[:1]
     if not shaped or labels.dtype.kind not in "iu" or not len(data):
         raise InputError(
@@ -85,13 +85,6 @@ def _read_batch(path: Path, dataset: str, key: str, num_classes: int) -> tuple[T
             f"not from 0 to {num_classes - 1}."
         )
     return torch.from_numpy(data.reshape(-1, 3, 32, 32).copy()), torch.from_numpy(labels.astype(np.int64))
-
-
-def _array(value: Any) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except ValueError:  # lists of unequal lengths
-        return np.asarray(None)
 
 
 def _read_names(path: Path, dataset: str, key: str, count: int) -> tuple[str, ...]:

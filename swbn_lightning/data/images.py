@@ -17,6 +17,7 @@ class ImageSet:
         labels: int64 ``[N]``, each from 0 to ``num_classes - 1``.
         class_names: one name a class; label ``k`` means ``class_names[k]``.
         name: which data these are, for messages and reports, e.g. ``"glyphs/train"``.
+        source: where they come from, in words for the user: files and, where a split is made here, how.
 
     Raises:
         ValueError: if a shape or dtype is another one, or a label names no class.
@@ -26,6 +27,7 @@ class ImageSet:
     labels: Tensor
     class_names: tuple[str, ...]
     name: str
+    source: str = ""
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.dim() != 4:
@@ -53,7 +55,7 @@ class ImageSet:
 
     def subset(self, numbers: Tensor, name: str) -> ImageSet:
         """The images with these ``numbers`` (int64 ``[n]``), in that order, under the same class names."""
-        return ImageSet(take(self.images, numbers), self.labels[numbers], self.class_names, name)
+        return ImageSet(take(self.images, numbers), self.labels[numbers], self.class_names, name, self.source)
 
     @property
     def num_classes(self) -> int:

@@ -13,7 +13,7 @@ from swbn_lightning.safe_pickle import load_pickle
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_data_survive(tmp_path, protocol):
     content = {
-        b"bytes": [1, 2.5, None, True, "name", b"\x00\xff"],
+        b"bytes": [1, 2.5, None, True, "name", b"\x00\xff", b""],
         "array": np.arange(12, dtype=np.uint8).reshape(3, 4),
         "floats": (np.float64(1.5), np.arange(3.0)),
     }
@@ -29,6 +29,13 @@ def test_python_2_pickles(tmp_path):
     path = tmp_path / "meta"
     path.write_bytes(b"\x80\x02}q\x00U\x10fine_label_namesq\x01]q\x02(U\x05appleq\x03U\x01\xffq\x04es.")
     assert load_pickle(path) == {"fine_label_names": ["apple", "\xff"]}
+
+
+def test_bytes_cannot_ask_for_memory(tmp_path):
+    # bytes(10**12) as protocol 2 writes a call.
+    (tmp_path / "data").write_bytes(b"\x80\x02c__builtin__\nbytes\n\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R.")
+    with pytest.raises(ValueError, match="not a readable pickle"):
+        load_pickle(tmp_path / "data")
 
 
 class Hostile:

@@ -41,6 +41,19 @@ def test_augmentation_is_a_function_of_the_episode(image_set):
     assert not torch.equal(dataset[2].augmentation[0], drawn[2])
 
 
+def test_images_that_lie_channels_last_give_the_same_episodes(image_set):
+    # As decoded pickles do; a picture for each number, so that channels and places can be told apart.
+    images = torch.randint(256, (80, 3, 8, 6), dtype=torch.uint8)
+    batches = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        pictures = ImageSet(images.contiguous(memory_format=layout), image_set.labels, image_set.class_names, "x")
+        batches.append(EpisodeDataset(pictures, SETTINGS, seed=4, augment=CropFlip()).__getitems__([1, 2]))
+    for first, second in zip(*batches, strict=True):
+        assert torch.equal(first, second)
+    episodes = sample_episodes(image_set.labels, 3, 2, 4, 3, seed=4)
+    assert torch.equal(batches[1].support, images[episodes.support[1:]])
+
+
 class Recorder(pl.Callback):
     def __init__(self):
         self.batches = []

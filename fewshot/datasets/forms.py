@@ -1,0 +1,173 @@
+"""The forms that few-shot data sets are passed on in, told apart by looking at what a root holds.
+
+A loader tries the forms of its data set one after another; each gives None where the root does not hold it, and raises
+where it does but something is wrong with it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.files import shown_content
+from swbn_lightning.data.folders import image_files, list_class_folders, require_names
+from swbn_lightning.data.listing import ImageListing, check_apart
+from swbn_lightning.data.lists import Contained, list_images, read_class_list
+from swbn_lightning.errors import InputError
+
+SPLITS = ("train", "val", "test")
+LIST_FOLDERS = ("", "splits", "csv")
+"""Where below a root the lists of the splits may lie."""
+
+IMAGE_PLACES = (
+    "images/{filename}",
+    "{filename}",
+    "images/{label}/{filename}",
+    "{label}/{filename}",
+)
+"""Where below a root an image of a ``filename,label`` list may lie; ``<split>/<label>/<filename>`` besides."""
+
+
+class Found(NamedTuple):
+    """The image files of a split, and words that say where they were found."""
+
+    listing: ImageListing
+    source: str
+
+
+@cache
+def classes_of(file: str, split: str) -> tuple[str, ...]:
+    """The classes of a split in one of this folder's class lists, sorted."""
+    text = resources.files("fewshot.datasets").joinpath(file).read_text("utf-8")
+    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return tuple(sorted(name for part, name in rows if part == split))
+
+
+def check_split(name: str, split: str) -> None:
+    """Raise :class:`InputError` for a split that is none."""
+    if split not in SPLITS:
+        raise InputError(f"{name}: there is no split {split!r}; there are {', '.join(SPLITS)}.")
+
+
+def find_lists(
+    name: str, root: Path, split: str, suffix: str, folders: Sequence[str] = LIST_FOLDERS
+) -> dict[str, Path] | None:
+    """The lists of all splits that are there, ``{train,val,test}<suffix>`` in the first of ``folders`` that has one.
+
+    Raises:
+        InputError: there are some, but not that of ``split``.
+    """
+    for folder in folders:
+        found = {part: root / folder / f"{part}{suffix}" for part in SPLITS}
+        found = {part: file for part, file in found.items() if file.is_file()}
+        if found:
+            if split not in found:
+                here = ", ".join(str(file) for file in found.values())
+                raise InputError(f"{name}: {here} found, but no {split}{suffix} beside.")
+            return found
+    return None
+
+
+def find_image_lists(name: str, root: Path, split: str) -> Found | None:
+    """``{train,val,test}.csv`` with the columns filename and label, and the images that they name.
+
+    All lists that are there are read, to see that the splits share no class and no file.
+
+    Raises:
+        InputError: the lists of other splits are there but not this one; as
+            :func:`~swbn_lightning.data.lists.list_images` and :func:`~swbn_lightning.data.listing.check_apart`.
+    """
+    lists = find_lists(name, root, split, ".csv")
+    if lists is None:
+        return None
+    listings = {
+        part: list_images(name, root, file, [*IMAGE_PLACES, f"{part}/{{label}}/{{filename}}"])
+        for part, file in lists.items()
+    }
+    check_apart(name, listings)
+    return Found(listings[split], f"images listed in {lists[split]}")
+
+
+def find_class_lists(name: str, root: Path, split: str) -> Found | None:
+    """``{train,val,test}.txt`` with a class name a line, and class folders in the root or in ``images/``.
+
+    Raises:
+        InputError: the lists of other splits are there but not this one; a class without a folder or images; as
+            :func:`~swbn_lightning.data.lists.read_class_list` and :func:`~swbn_lightning.data.listing.check_apart`.
+    """
+    lists = find_lists(name, root, split, ".txt")
+    if lists is None:
+        return None
+    base = root / "images" if (root / "images").is_dir() else root
+    listings = {part: _listed_classes(name, base, file) for part, file in lists.items()}
+    check_apart(name, listings)
+    return Found(listings[split], f"class folders of {base} listed in {lists[split]}")
+
+
+def find_split_folders(name: str, bases: Iterable[Path], split: str) -> Found | None:
+    """``train|val|test/<class>/<image>`` below the first of ``bases`` that has one of these folders.
+
+    Raises:
+        InputError: the folders of other splits are there but not this one; as
+            :func:`~swbn_lightning.data.folders.list_class_folders` and
+            :func:`~swbn_lightning.data.listing.check_apart`.
+    """
+    for base in bases:
+        folders = {part: base / part for part in SPLITS if (base / part).is_dir()}
+        if folders:
+            if split not in folders:
+                raise InputError(f"{name}: {base} has no folder {split}/ (it holds {shown_content(base)}).")
+            listings = {part: list_class_folders(folder, f"{name}/{part}") for part, folder in folders.items()}
+            check_apart(name, listings)
+            return Found(listings[split], f"class folders of {folders[split]}")
+    return None
+
+
+def find_pickle(root: Path, names: Sequence[str]) -> Path | None:
+    """The first of these files that is there, in the root."""
+    return next((root / name for name in names if (root / name).is_file()), None)
+
+
+def nothing_usable(name: str, root: Path, expected: Callable[[Path], str]) -> InputError:
+    """The error for a root that holds none of a data set's forms."""
+    return InputError(f"{name}: nothing usable in {root} (it holds {shown_content(root)}). {expected(root)}")
+
+
+def require_split_classes(name: str, image_set: ImageSet | ImageListing, where: Path, split: str, file: str) -> None:
+    """Raise :class:`InputError` unless these are the classes of the split in the class list ``file``.
+
+    Where the files do not name the classes (``"label 7"``), their number is what can be checked.
+    """
+    found = image_set.class_names if isinstance(image_set, ImageSet) else tuple(image_set.classes)
+    wanted = classes_of(file, split)
+    if all(label.startswith("label ") for label in found):
+        require_count(name, len(found), len(wanted), where, split)
+    else:
+        require_names(name, where, found, wanted, f"the {split} split")
+
+
+def require_count(name: str, found: int, wanted: int, where: Path, split: str) -> None:
+    """Raise :class:`InputError` unless a split has as many classes as it should."""
+    if found != wanted:
+        raise InputError(
+            f"{name}: {where} holds {found} classes, but the {split} split of {name} has {wanted}. "
+            "For a division of one's own there is the data set 'folders'."
+        )
+
+
+def _listed_classes(name: str, base: Path, list_file: Path) -> ImageListing:
+    contained = Contained(base)
+    classes = {}
+    for class_name in sorted(read_class_list(list_file)):
+        folder = contained(class_name, list_file)
+        if not folder.is_dir():
+            raise InputError(
+                f"{name}: {list_file} names the class {class_name}, but there is no folder {folder} "
+                f"({base} holds {shown_content(base)})."
+            )
+        classes[class_name] = image_files(folder)
+        if not classes[class_name]:
+            raise InputError(f"{name}: class folder {folder}, which {list_file} names, holds no images.")
+    return ImageListing(classes, base)

@@ -1,0 +1,102 @@
+"""Decoded images kept on disk, so that the next run need not decode them."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swbn_lightning.data.decode import read_images
+
+CACHE_FOLDER = ".swbn_cache"
+"""Below a data set's root, unless another folder is named."""
+
+_FORMAT = 1  # raised when the same files would decode to other pixels
+
+
+class ImageCache:
+    """Decoded splits as ``.npy`` files, which hold numbers alone: loading one runs no code.
+
+    A file's name ends in a digest of the image size, the channels, and the path below the root, size and time of change
+    of every image file. So another picture, one more or one less is noticed without reading any; a file rewritten in
+    place with the same size *and* an old time is not. Files are written whole or not at all; several processes may do
+    so at once. What cannot be written is said in a warning, and the run goes on.
+
+    Args:
+        folder: where the files go; made when the first is written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).expanduser()
+        #: Whether images have been asked for.
+        self.used = False
+
+    def images(self, files: Sequence[Path], root: Path, image_size: int, channels: int, name: str) -> Tensor:
+        """As :func:`~swbn_lightning.data.decode.read_images`, from the cache where it holds just these.
+
+        Args:
+            files: in the order of the result.
+            root: a folder above all files.
+            image_size: side in pixels.
+            channels: 3 for RGB, 1 for gray.
+            name: of the data, as ``"cub/train"``: files of other names are left alone.
+
+        Raises:
+            InputError: an unreadable image.
+        """
+        self.used = True
+        stem = f"{name.replace('/', '-')}-{image_size}x{channels}-"
+        path = self.folder / f"{stem}{_digest(files, root, image_size, channels)}.npy"
+        shape = (len(files), channels, image_size, image_size)
+        if path.is_file():
+            try:
+                return _read(path, shape)
+            except (OSError, ValueError, EOFError) as error:
+                warnings.warn(f"{name}: the cache {path} is broken ({error}) and is made anew.", stacklevel=2)
+        stale = sorted(p for p in self.folder.glob(f"{stem}*.npy") if p != path)
+        if stale:
+            warnings.warn(
+                f"{name}: the images are not those of the cache {stale[0]} any more; it is made anew.", stacklevel=2
+            )
+        images = read_images(files, image_size, channels, name)
+        self._write(path, images, stale, name)
+        return images
+
+    def _write(self, path: Path, images: Tensor, stale: Sequence[Path], name: str) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("wb") as file:
+                    np.save(file, images.numpy(), allow_pickle=False)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            for old in stale:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            warnings.warn(
+                f"{name}: the cache cannot be written to {self.folder} ({error.strerror or error}): the images will be "
+                "decoded again by the next run. Name another folder (--data.cache_dir DIR).",
+                stacklevel=3,
+            )
+
+
+def _digest(files: Sequence[Path], root: Path, image_size: int, channels: int) -> str:
+    digest = hashlib.sha256(f"{_FORMAT} {image_size} {channels}".encode())
+    for file in files:
+        found = file.stat()
+        # A name cannot hold a zero byte, so that no two lists of files give the same bytes.
+        digest.update(f"\0{file.relative_to(root).as_posix()}\0{found.st_size} {found.st_mtime_ns}".encode())
+    return digest.hexdigest()[:24]
+
+
+def _read(path: Path, shape: tuple[int, ...]) -> Tensor:
+    images = np.load(path, allow_pickle=False)
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != shape:
+        raise ValueError(f"it does not hold {list(shape)} bytes")
+    return torch.from_numpy(images)

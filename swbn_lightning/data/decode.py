@@ -1,0 +1,127 @@
+"""Image files into uint8 arrays: one way for every kind of picture."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from swbn_lightning.errors import InputError
+
+MAX_PIXELS = 100_000_000
+"""Images with more pixels are refused before they are decoded: a small file can unpack to gigabytes."""
+
+_BAR_AFTER = 2.0  # seconds of reading before a progress bar is worth its line
+
+
+def open_image(path: Path, channels: int) -> Image.Image:
+    """One image, decoded, as RGB (3 channels) or gray (1).
+
+    Turned upright where EXIF says that the camera was not. Transparent pixels (RGBA, LA, a palette's) are laid over
+    white, which is how viewers show them. 16 bits become 8 by ``round(value / 257)``; of an animation the first
+    picture is taken.
+
+    Raises:
+        InputError: the file is not an image, is truncated, holds more than ``MAX_PIXELS``, or values whose range nobody
+            knows.
+    """
+    try:
+        with Image.open(path) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise InputError(_too_large(path, f"{opened.width}x{opened.height}"))
+            ImageOps.exif_transpose(opened, in_place=True)
+            return _to_channels(opened, path, channels)
+    except InputError:
+        raise
+    except Image.DecompressionBombError as error:  # Pillow's own limit, 179 million, which it checks first
+        raise InputError(_too_large(path, str(error))) from error
+    except Exception as error:  # a broken file raises almost anything
+        raise InputError(f"{path} cannot be read as an image: {error}.") from error
+
+
+def read_image(path: Path, image_size: int, channels: int) -> np.ndarray:
+    """One image as uint8 ``[channels, image_size, image_size]``.
+
+    Other sizes are resized (bilinear with antialiasing); the aspect ratio is not kept, so that nothing is cut off.
+
+    Raises:
+        InputError: as :func:`open_image`.
+    """
+    image = open_image(path, channels)
+    if image.size != (image_size, image_size):
+        image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def read_images(files: Sequence[Path], image_size: int, channels: int, name: str) -> Tensor:
+    """All ``files`` as one uint8 tensor ``[N, channels, image_size, image_size]``.
+
+    Decoded into their place, so that nothing is held twice. A progress bar shows on a terminal after two seconds.
+
+    Args:
+        files: in the order of the result.
+        image_size: side in pixels.
+        channels: 3 for RGB, 1 for gray.
+        name: of the data, for the progress bar.
+
+    Raises:
+        InputError: as :func:`open_image`, or no memory for so many images.
+    """
+    shape = (len(files), channels, image_size, image_size)
+    try:
+        images = np.empty(shape, dtype=np.uint8)
+    except MemoryError as error:
+        size = np.prod(shape, dtype=np.int64) / 1e9
+        raise InputError(f"{name}: {len(files)} images of {image_size}x{image_size} need {size:.1f} GB.") from error
+    for number, file in enumerate(_with_progress(files, name)):
+        images[number] = read_image(file, image_size, channels)
+    return torch.from_numpy(images)
+
+
+def _to_channels(image: Image.Image, path: Path, channels: int) -> Image.Image:
+    mode = "RGB" if channels == 3 else "L"
+    if image.mode == "F":
+        raise InputError(
+            f"{path} cannot be read as an image: its values are floats, of which nobody knows the range; "
+            "save it with 8 or 16 bits."
+        )
+    if image.mode.startswith("I"):  # "I;16" and its byte orders, or "I" where Pillow widened 16 bits
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise InputError(
+                f"{path} cannot be read as an image: values from {values.min()} to {values.max()} do not fit 16 bits."
+            )
+        image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)
+
+
+def _too_large(path: Path, found: str) -> str:
+    return f"{path} is too large to read ({found}): at most {MAX_PIXELS // 10**6} megapixels are accepted."
+
+
+def _with_progress(files: Iterable[Path], name: str) -> Iterator[Path]:
+    files = list(files)
+    columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    task = progress.add_task(name, total=len(files))
+    begun, shown = time.monotonic(), False
+    try:
+        for done, file in enumerate(files):
+            if not shown and time.monotonic() - begun > _BAR_AFTER:
+                progress.start()
+                shown = True
+            progress.update(task, completed=done)
+            yield file
+    finally:
+        if shown:
+            progress.stop()

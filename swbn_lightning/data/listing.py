@@ -1,0 +1,89 @@
+"""Which image files make up a split: listed and checked before any of them is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swbn_lightning.data.cache import ImageCache
+from swbn_lightning.data.decode import read_images
+from swbn_lightning.data.images import ImageSet
+from swbn_lightning.errors import InputError
+
+
+@dataclass(frozen=True)
+class ImageListing:
+    """The image files of a split, class by class.
+
+    Args:
+        classes: the files of every class; labels are the places of the classes here.
+        root: a folder above all files: the cache knows them by their path below it.
+    """
+
+    classes: dict[str, list[Path]]
+    root: Path
+
+    @property
+    def files(self) -> list[Path]:
+        """All files, class after class."""
+        return [file for files in self.classes.values() for file in files]
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 ``[N]``, the label of every one of ``files``."""
+        counts = torch.tensor([len(files) for files in self.classes.values()])
+        return torch.arange(len(self.classes)).repeat_interleave(counts)
+
+
+def load_listing(
+    listing: ImageListing,
+    name: str,
+    image_size: int,
+    channels: int = 3,
+    cache: ImageCache | None = None,
+    source: str = "",
+) -> ImageSet:
+    """All images of a listing in memory.
+
+    Args:
+        listing: what to read.
+        name: as :class:`~swbn_lightning.data.ImageSet`.
+        image_size: side to which images are resized, see :func:`~swbn_lightning.data.decode.read_image`.
+        channels: 3 for RGB, 1 for gray.
+        cache: takes the pixels from there if it has them, and leaves them there if not.
+        source: as :class:`~swbn_lightning.data.ImageSet`.
+
+    Raises:
+        InputError: an unreadable image.
+    """
+    files = listing.files
+    if cache is None:
+        images = read_images(files, image_size, channels, name)
+    else:
+        images = cache.images(files, listing.root, image_size, channels, name)
+    return ImageSet(images, listing.labels, tuple(listing.classes), name, source)
+
+
+def check_apart(name: str, splits: Mapping[str, ImageListing]) -> None:
+    """Raise :class:`InputError` if a class is in two of the ``splits``, or a file is listed twice, by whatever paths.
+
+    In one class too: else one image could be support and query of the same episode.
+    """
+    split_of_class: dict[str, str] = {}
+    path_of_file: dict[tuple[int, int], tuple[str, Path]] = {}
+    for split, listing in splits.items():
+        for class_name in listing.classes:
+            if (other := split_of_class.setdefault(class_name, split)) != split:
+                raise InputError(
+                    f"{name}: the class {class_name!r} is in both {other} and {split}; a class of evaluation "
+                    "must not have been trained on."
+                )
+        for file in listing.files:
+            found = file.stat()  # of what a link points to
+            key = (found.st_dev, found.st_ino)
+            if key in path_of_file and found.st_ino:  # some file systems number nothing
+                other, first = path_of_file[key]
+                raise InputError(f"{name}: {first} of {other} and {file} of {split} are one and the same file.")
+            path_of_file[key] = split, file
