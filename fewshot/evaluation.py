@@ -108,22 +108,67 @@ def evaluate_episodes(
     if chunk_size is None:
         chunk_size = _chunk_size(head, features, ways, shots, queries)
     require_positive("evaluate_episodes", chunk_size=chunk_size)
-    target = torch.arange(ways, device=features.device).repeat_interleave(queries)
     classes, right, losses = [], [], []
     with _evaluation_mode(head):
         for start in range(0, num_episodes, chunk_size):
             episodes = sampler.draw(range(start, min(start + chunk_size, num_episodes)), seed)
             support, query = (rows.to(features.device) for rows in (episodes.support, episodes.query.flatten(1)))
-            logits = _two_at_least(head, features[support], features[query]).float()
-            targets = target.expand(len(logits), -1)
+            scored = score(head, features[support], features[query])
             classes.append(episodes.classes)
-            right.append((logits.argmax(-1) == target).unflatten(1, (ways, queries)).sum(-1).cpu())
-            losses.append(F.cross_entropy(logits.mT, targets, reduction="none").double().mean(-1).cpu())
-    right_of = torch.cat(right)  # [E, W]
-    values, class_accuracies = _by_class(labels, torch.cat(classes), right_of, queries)
+            right.append(scored[0].cpu())
+            losses.append(scored[1].cpu())
+    return episode_result(
+        head, labels, torch.cat(classes), torch.cat(right), torch.cat(losses), shots=shots, queries=queries, seed=seed
+    )
+
+
+def score(head: nn.Module, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """How a head in evaluation mode does on episodes of features: no episode's figures depend on another.
+
+    Args:
+        head: as in :func:`evaluate_episodes`.
+        support: ``[E, W, K, ...]``.
+        query: ``[E, W*Q, ...]``, class after class.
+
+    Returns:
+        Queries of each class that were right ``[E, W]`` (int64), and the queries' mean cross-entropy ``[E]`` (float64).
+    """
+    logits = _two_at_least(head, support, query).float()
+    ways = support.shape[1]
+    target = torch.arange(ways, device=logits.device).repeat_interleave(query.shape[1] // ways)
+    right = (logits.argmax(-1) == target).unflatten(1, (ways, -1)).sum(-1)
+    losses = F.cross_entropy(logits.mT, target.expand(len(logits), -1), reduction="none")
+    return right, losses.double().mean(-1)
+
+
+def episode_result(
+    head: nn.Module,
+    labels: Tensor,
+    classes: Tensor,
+    right: Tensor,
+    losses: Tensor,
+    *,
+    shots: int,
+    queries: int,
+    seed: int,
+) -> EpisodeResult:
+    """The result of scored episodes, all on the CPU.
+
+    Args:
+        head: that scored them.
+        labels: that there are; of each one counts.
+        classes: ``[E, W]``, label values.
+        right: ``[E, W]``, as :func:`score` gives it.
+        losses: ``[E]``, as :func:`score` gives it.
+        shots: ``K``.
+        queries: ``Q``.
+        seed: of the episodes.
+    """
+    ways = classes.shape[1]
+    values, class_accuracies = _by_class(labels, classes, right, queries)
     return EpisodeResult(
-        accuracies=right_of.sum(1).double() / (ways * queries),
-        loss=torch.cat(losses).mean().item(),
+        accuracies=right.sum(1).double() / (ways * queries),
+        loss=losses.mean().item(),
         ways=ways,
         shots=shots,
         queries=queries,
