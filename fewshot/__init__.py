@@ -5,6 +5,7 @@ from fewshot.datamodule import EpisodeSettings, EpisodicDataModule
 from fewshot.episodes import Episodes, EpisodeSampler, sample_episodes
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
 from fewshot.heads import CrossAttentionHead, MatchingHead, PrototypicalHead
+from fewshot.learn2learn import EpisodeTaskset, Learn2LearnDataModule
 from fewshot.matching import MatchingNetwork
 from fewshot.prototypical import PrototypicalNetwork
 
@@ -14,8 +15,10 @@ __all__ = [
     "EpisodeResult",
     "EpisodeSampler",
     "EpisodeSettings",
+    "EpisodeTaskset",
     "Episodes",
     "EpisodicDataModule",
+    "Learn2LearnDataModule",
     "MatchingHead",
     "MatchingNetwork",
     "PrototypicalHead",

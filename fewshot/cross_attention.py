@@ -10,6 +10,9 @@ from fewshot.heads import CrossAttentionHead
 from fewshot.module import EpisodicModule, query_targets
 from swbn_lightning.backbones import Backbone
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.norms import NormFactory
+from swbn_lightning.step_size import set_step_size
+from swbn_lightning.training import without_auto
 
 # The episodic loss's share in the public code: loss = global + 0.5 * episodic.
 _EPISODIC_WEIGHT = 0.5
@@ -31,7 +34,8 @@ class CrossAttentionNetwork(EpisodicModule):
         reduction: of the meta-fusion, ``m -> m // reduction -> m``.
         fusion_norm: the fusion's norm, a name from :meth:`~swbn_lightning.NormFactory.names`; the backbone's own is
             ``norm``.
-        fusion_norm_args: options of that norm.
+        fusion_norm_args: options of that norm. ``step_size: auto`` is resolved as that of ``norm_args``; a training
+            step runs the fusion twice, once in each direction.
         transductive: classify the queries of an evaluation episode together. It is no part of a checkpoint: the same
             one is tested either way.
         image_size: side of the images in pixels, to make the head without the data.
@@ -46,6 +50,7 @@ class CrossAttentionNetwork(EpisodicModule):
     classifier: nn.Linear | None
     embeds_maps = True
     not_in_checkpoint = (*EpisodicModule.not_in_checkpoint, "transductive")
+    norm_arguments = (*EpisodicModule.norm_arguments, "fusion_norm_args")
 
     def __init__(
         self,
@@ -65,9 +70,11 @@ class CrossAttentionNetwork(EpisodicModule):
             "scale": scale,
             "reduction": reduction,
             "norm": fusion_norm,
-            "norm_args": fusion_norm_args,
+            "norm_args": without_auto(fusion_norm_args),
             "transductive": transductive,
         }
+        if "fusion_norm_args" in self._auto_step_sizes:  # its errors now; the number before training
+            set_step_size(NormFactory(fusion_norm, **self._head_options["norm_args"])(1, ndim=1), 1, self._step_budget)
         self.register_module("head", None)
         self.register_module("classifier", None)
         if image_size is not None:
@@ -82,7 +89,9 @@ class CrossAttentionNetwork(EpisodicModule):
         data = self.episodic_data
         self._make_head(map_positions(self.backbone, data.image_size), f"the data's images of {data.image_size} pixels")
         if self.trainer.state.fn == "fit":
-            self._make_classifier(data.image_set("train").num_classes, "the data's training split")
+            assert self.head is not None
+            self.resolve_step_size("fusion_norm_args", self.head, forwards_per_batch=2)
+            self._make_classifier(data.num_training_classes, "the data's training split")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}

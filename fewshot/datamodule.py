@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -14,7 +15,7 @@ from fewshot.datasets import get_dataset
 from fewshot.episodes import EpisodeSampler
 from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
-from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.data.augment import CropFlip, RandomErasing
 from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
 from swbn_lightning.data.images import take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
@@ -51,7 +52,7 @@ class EpisodeBatch(NamedTuple):
     support: Tensor  # [E, W, K, C, H, W]
     query: Tensor  # [E, W*Q, C, H, W], class after class
     classes: Tensor  # [E, W] global class indices
-    augmentation: Tensor  # [E, W*(K+Q), 3], what CropFlip.draw gave; support first
+    augmentation: Tensor  # [E, W*(K+Q), 3 or 7], what CropFlip.draw and RandomErasing.draw gave; support first
 
 
 class EvaluationTask(NamedTuple):
@@ -70,9 +71,17 @@ class EvaluationTask(NamedTuple):
 class EpisodeDataset(EpochDataset[EpisodeBatch]):
     """``settings.episodes`` episodes; item i is a function of (seed, epoch, i) alone, images included."""
 
-    def __init__(self, image_set: ImageSet, settings: EpisodeSettings, seed: int, augment: CropFlip) -> None:
+    def __init__(
+        self,
+        image_set: ImageSet,
+        settings: EpisodeSettings,
+        seed: int,
+        augment: CropFlip,
+        erasing: RandomErasing = RandomErasing(0.0),  # noqa: B008 (nothing in it changes)
+    ) -> None:
         super().__init__()
-        self.image_set, self.settings, self.seed, self.augment = image_set, settings, seed, augment
+        self.image_set, self.settings, self.seed = image_set, settings, seed
+        self.augment, self.erasing = augment, erasing
         self.sampler = EpisodeSampler(
             image_set.labels, settings.ways, settings.shots, settings.queries, image_set.class_names
         )
@@ -96,7 +105,12 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
     def _draw_augmentation(self, epoch: int, number: int) -> Tensor:
         s = self.settings
         generator = torch.Generator().manual_seed(stream_seed(self.seed, epoch, number))
-        return self.augment.draw(s.ways * (s.shots + s.queries), generator)
+        count = s.ways * (s.shots + s.queries)
+        drawn = self.augment.draw(count, generator)
+        if not self.erasing:
+            return drawn
+        height, width = self.image_set.images.shape[2:]
+        return torch.cat([drawn, self.erasing.draw(count, (height, width), generator)], dim=1)
 
 
 class EpisodicDataModule(ImageDataModule):
@@ -120,6 +134,8 @@ class EpisodicDataModule(ImageDataModule):
         episodes_per_step: training episodes in one optimiser step, each process.
         crop_padding: random crop of the image padded by so many pixels, in training; 0 for none.
         flip: random horizontal flip, in training; not for letters.
+        erasing: probability of an image to lose a rectangle, in training (:class:`RandomErasing`); cross attention's
+            public code has 0.5.
         seed: of the training episodes; None for Lightning's global seed (``seed_everything``), or 0.
         eval_seed: of validation and test episodes. Its own, so that runs with different training seeds are
             compared on the same episodes.
@@ -153,9 +169,11 @@ class EpisodicDataModule(ImageDataModule):
         query: str | None = None,
         cache: bool = False,
         cache_dir: str | None = None,
+        erasing: float = 0.0,
     ) -> None:
         self.spec = get_dataset(dataset)
         super().__init__(self.spec.mean, self.spec.std, CropFlip(crop_padding, flip))
+        self.erasing = RandomErasing(erasing)
         self.settings = {"train": train, "val": val, "test": test}
         for split, settings in self.settings.items():
             settings.check(split)
@@ -207,20 +225,20 @@ class EpisodicDataModule(ImageDataModule):
         image_set = self.image_set(split)
         return EvaluationTask(image_set.labels, image_set.class_names, self.settings[split], self.eval_seed)
 
+    @property
+    def num_training_classes(self) -> int:
+        """Classes of the training split."""
+        return self.image_set("train").num_classes
+
+    @staticmethod
+    def training_seed(seed: int | None) -> int:
+        """``seed``, or Lightning's global one (``seed_everything``), or 0."""
+        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+
     def train_dataloader(self) -> DataLoader[EpisodeBatch]:
-        seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
-        dataset = EpisodeDataset(self.image_set("train"), self.settings["train"], seed, self.augment)
-        trainer = self.trainer
-        world, rank = (trainer.world_size, trainer.global_rank) if trainer is not None else (1, 0)
-        return DataLoader(
-            dataset,
-            batch_size=self.episodes_per_step,
-            sampler=EpochSampler(dataset, world, rank, shuffle=False, drop_last=True),
-            drop_last=True,
-            collate_fn=as_is,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
+        seed = self.training_seed(self.seed)
+        dataset = EpisodeDataset(self.image_set("train"), self.settings["train"], seed, self.augment, self.erasing)
+        return episode_loader(dataset, self.episodes_per_step, self.num_workers, self.trainer)
 
     def val_dataloader(self) -> DataLoader[ImageBatch]:
         return self._image_loader("val")
@@ -245,9 +263,12 @@ class EpisodicDataModule(ImageDataModule):
         ways, shots = batch.support.shape[1:3]
         images = torch.cat([batch.support.flatten(1, 2), batch.query], dim=1)
         if self.augment:
-            flat = self.augment.apply(images.flatten(0, 1), batch.augmentation.flatten(0, 1))
+            flat = self.augment.apply(images.flatten(0, 1), batch.augmentation[..., :3].flatten(0, 1))
             images = flat.reshape(images.shape)
         images = self.normalize(images)
+        if self.erasing:  # with the mean colour, which is 0 now
+            flat = self.erasing.apply(images.flatten(0, 1), batch.augmentation[..., 3:].flatten(0, 1))
+            images = flat.reshape(images.shape)
         support = images[:, : ways * shots].unflatten(1, (ways, shots))
         return batch._replace(support=support, query=images[:, ways * shots :])
 
@@ -261,6 +282,22 @@ class EpisodicDataModule(ImageDataModule):
         order = _whole_episodes_first(image_set.labels, s.shots + s.queries)
         dataset = ImageDataset(image_set, order)
         return DataLoader(dataset, batch_size=self.eval_batch_size, shuffle=False, collate_fn=as_is)
+
+
+def episode_loader(
+    dataset: EpochDataset[EpisodeBatch], episodes_per_step: int, num_workers: int, trainer: pl.Trainer | None
+) -> DataLoader[EpisodeBatch]:
+    """Batches of training episodes, each process its share of them; a part of a batch at the end is left out."""
+    world, rank = (trainer.world_size, trainer.global_rank) if trainer is not None else (1, 0)
+    return DataLoader(
+        dataset,
+        batch_size=episodes_per_step,
+        sampler=EpochSampler(dataset, world, rank, shuffle=False, drop_last=True),
+        drop_last=True,
+        collate_fn=as_is,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+    )
 
 
 def _whole_episodes_first(labels: Tensor, per_class: int) -> Tensor:

@@ -115,26 +115,72 @@ def evaluate_episodes(
     elif chunk_size is None:
         chunk_size = _chunk_size(head, features, ways, shots, queries)
     require_positive("evaluate_episodes", chunk_size=chunk_size)
-    target = torch.arange(ways).repeat_interleave(queries)
     classes, right, losses = [], [], []
     with _evaluation_mode(head):
         for start in range(0, num_episodes, chunk_size):
             episodes = sampler.draw(range(start, min(start + chunk_size, num_episodes)), seed)
             support, query = (rows.to(features.device) for rows in (episodes.support, episodes.query.flatten(1)))
-            if embed is None:
-                logits = _two_at_least(head, features[support], features[query]).float()
-            else:
-                logits = _embedded_together(embed, head, features[support], features[query]).float()
-            target = target.to(logits.device)
-            targets = target.expand(len(logits), -1)
+            support, query = features[support], features[query]
+            if embed is not None:
+                support, query = _embedded_together(embed, support, query)
+            scored = score(head, support, query, alone=embed is not None)
             classes.append(episodes.classes)
-            right.append((logits.argmax(-1) == target).unflatten(1, (ways, queries)).sum(-1).cpu())
-            losses.append(F.cross_entropy(logits.mT, targets, reduction="none").double().mean(-1).cpu())
-    right_of = torch.cat(right)  # [E, W]
-    values, class_accuracies = _by_class(labels, torch.cat(classes), right_of, queries)
+            right.append(scored[0].cpu())
+            losses.append(scored[1].cpu())
+    return episode_result(
+        head, labels, torch.cat(classes), torch.cat(right), torch.cat(losses), shots=shots, queries=queries, seed=seed
+    )
+
+
+def score(head: nn.Module, support: Tensor, query: Tensor, alone: bool = False) -> tuple[Tensor, Tensor]:
+    """How a head in evaluation mode does on episodes of features: no episode's figures depend on another.
+
+    Args:
+        head: as in :func:`evaluate_episodes`.
+        support: ``[E, W, K, ...]``.
+        query: ``[E, W*Q, ...]``, class after class.
+        alone: a single episode may be given by itself. By default it is scored beside its copy, so that its figures are
+            those that it has among others; a head that normalises by its batch would see the copy.
+
+    Returns:
+        Queries of each class that were right ``[E, W]`` (int64), and the queries' mean cross-entropy ``[E]`` (float64).
+    """
+    logits = (head(support, query) if alone else _two_at_least(head, support, query)).float()
+    ways = support.shape[1]
+    target = torch.arange(ways, device=logits.device).repeat_interleave(query.shape[1] // ways)
+    right = (logits.argmax(-1) == target).unflatten(1, (ways, -1)).sum(-1)
+    losses = F.cross_entropy(logits.mT, target.expand(len(logits), -1), reduction="none")
+    return right, losses.double().mean(-1)
+
+
+def episode_result(
+    head: nn.Module,
+    labels: Tensor,
+    classes: Tensor,
+    right: Tensor,
+    losses: Tensor,
+    *,
+    shots: int,
+    queries: int,
+    seed: int,
+) -> EpisodeResult:
+    """The result of scored episodes, all on the CPU.
+
+    Args:
+        head: that scored them.
+        labels: that there are; of each one counts.
+        classes: ``[E, W]``, label values.
+        right: ``[E, W]``, as :func:`score` gives it.
+        losses: ``[E]``, as :func:`score` gives it.
+        shots: ``K``.
+        queries: ``Q``.
+        seed: of the episodes.
+    """
+    ways = classes.shape[1]
+    values, class_accuracies = _by_class(labels, classes, right, queries)
     return EpisodeResult(
-        accuracies=right_of.sum(1).double() / (ways * queries),
-        loss=torch.cat(losses).mean().item(),
+        accuracies=right.sum(1).double() / (ways * queries),
+        loss=losses.mean().item(),
         ways=ways,
         shots=shots,
         queries=queries,
@@ -167,11 +213,11 @@ def _two_at_least(head: nn.Module, support: Tensor, query: Tensor) -> Tensor:
     return head(support.expand(2, *support.shape[1:]), query.expand(2, *query.shape[1:]))[:1]
 
 
-def _embedded_together(embed: Callable[[Tensor], Tensor], head: nn.Module, support: Tensor, query: Tensor) -> Tensor:
-    """Logits of one episode from what its features are made of: ``[1, W, K, ...]`` and ``[1, W*Q, ...]``."""
+def _embedded_together(embed: Callable[[Tensor], Tensor], support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Features of one episode from what they are made of: ``[1, W, K, ...]`` and ``[1, W*Q, ...]``."""
     ways, shots = support.shape[1:3]
     features = embed(torch.cat([support.flatten(0, 2), query.flatten(0, 1)]))
-    return head(features[: ways * shots].unflatten(0, (1, ways, shots)), features[None, ways * shots :])
+    return features[: ways * shots].unflatten(0, (1, ways, shots)), features[None, ways * shots :]
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fewshot.datamodule import EpisodeBatch, EpisodicDataModule, EvaluationTask
-from fewshot.evaluation import EpisodeResult, evaluate_episodes
+from fewshot.evaluation import EpisodeResult, episode_result, evaluate_episodes, score
+from fewshot.learn2learn import Learn2LearnDataModule, TaskBatch
 from fewshot.saving import episodes_identity
 from swbn_lightning.errors import InputError
 from swbn_lightning.image_data import ImageBatch
@@ -20,6 +21,8 @@ _PROBE_EPISODES = 20
 
 class EpisodicModule(TrainingModule):
     """Trains a backbone and a head on episodes; evaluates on episodes over cached features.
+
+    (Over :class:`~fewshot.Learn2LearnDataModule` episode by episode, as it hands them out.)
 
     A method is its head: a subclass sets ``self.head`` (:class:`~fewshot.heads.EpisodeHead`), from support
     ``[E, W, K, C]`` and query ``[E, W*Q, C]`` to logits ``[E, W*Q, W]``. Training minimises the cross-entropy of the
@@ -37,16 +40,28 @@ class EpisodicModule(TrainingModule):
         super().__init__(**kwargs)
         self._by_batch: str | None = None  # a norm without statistics for evaluation
         self._embedded: list[tuple[Tensor, Tensor]] = []  # index and features of this process's batches
+        # Of this process's tasks of learn2learn: number, classes, right queries and loss of each.
+        self._scored: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         #: Accuracy of every episode of the last evaluation of each split.
         self.episode_results: dict[str, EpisodeResult] = {}
 
     @property
-    def episodic_data(self) -> EpisodicDataModule:
+    def episodic_data(self) -> EpisodicDataModule | Learn2LearnDataModule:
         """The trainer's data module."""
         data = self.image_data
-        if not isinstance(data, EpisodicDataModule):
-            raise InputError(f"{type(self).__name__} needs an EpisodicDataModule, got {type(data).__name__}.")
+        if not isinstance(data, EpisodicDataModule | Learn2LearnDataModule):
+            raise InputError(
+                f"{type(self).__name__} needs an EpisodicDataModule or a Learn2LearnDataModule, got "
+                f"{type(data).__name__}."
+            )
         return data
+
+    def class_names(self, split: str) -> tuple[str, ...]:
+        """The names of a split's classes, by their numbers."""
+        data = self.episodic_data
+        if isinstance(data, Learn2LearnDataModule):
+            return tuple(str(label) for label in data.task_split(split).class_numbers)
+        return data.evaluation_task(split).class_names
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -73,27 +88,31 @@ class EpisodicModule(TrainingModule):
         return loss, (logits.argmax(-1) == target).float().mean()
 
     def training_loss(self, batch: EpisodeBatch) -> tuple[Tensor, Tensor]:
+        return self.episode_loss(*self._embed_episodes(batch), batch.classes)
+
+    def _embed_episodes(self, batch: EpisodeBatch) -> tuple[Tensor, Tensor]:
+        """Features of support ``[E, W, K, ...]`` and query ``[E, W*Q, ...]``."""
         episodes, ways, shots = batch.support.shape[:3]
         # One forward for support and query: the batch statistics are those of all of them.
         images = torch.cat([batch.support.flatten(0, 2), batch.query.flatten(0, 1)])
         support, query = self.embed(images).split([episodes * ways * shots, images.shape[0] - episodes * ways * shots])
         support, query = support.unflatten(0, (episodes, ways, shots)), query.unflatten(0, (episodes, -1))
-        return self.episode_loss(support, query, batch.classes)
+        return support, query
 
-    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: ImageBatch | TaskBatch, batch_idx: int) -> None:
         self._keep(batch)
 
     def on_validation_epoch_start(self) -> None:
-        self._embedded.clear()  # an evaluation that was broken off may have left some
+        self._forget()  # an evaluation that was broken off may have left some
 
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
 
-    def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
+    def test_step(self, batch: ImageBatch | TaskBatch, batch_idx: int) -> None:
         self._keep(batch)
 
     def on_test_epoch_start(self) -> None:
-        self._embedded.clear()
+        self._forget()
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
@@ -105,7 +124,7 @@ class EpisodicModule(TrainingModule):
         if getattr(self.head, "transductive", False):
             raise InputError("predict names each image by itself; leave out transductive: true.")
         data = self.episodic_data
-        assert data.prediction is not None
+        assert isinstance(data, EpisodicDataModule) and data.prediction is not None
         support = data.prediction.support
         with torch.no_grad():
             features = self.embed(data.normalize(support.images.to(self.device)))
@@ -115,7 +134,19 @@ class EpisodicModule(TrainingModule):
         """Probabilities ``[B, W]`` of the support folder's classes."""
         return self.head(self._support, self.embed(batch.images)[None])[0].softmax(-1)
 
-    def _keep(self, batch: ImageBatch) -> None:
+    def _forget(self) -> None:
+        self._embedded.clear()
+        self._scored.clear()
+
+    def _keep(self, batch: ImageBatch | TaskBatch) -> None:
+        if isinstance(batch, TaskBatch):
+            if self._by_batch is not None and len(batch.numbers) > 1:  # each by its own images
+                for task in _one_by_one(batch):
+                    self._keep(task)
+                return
+            right, losses = score(self.head, *self._embed_episodes(batch.episodes), alone=self._by_batch is not None)
+            self._scored.append((batch.numbers, batch.episodes.classes, right, losses))
+            return
         if self._by_batch is not None:  # only which images: their features are made anew in every episode
             self._embedded.append((batch.numbers, batch.numbers.new_empty(len(batch.numbers), 0)))
             return
@@ -125,7 +156,36 @@ class EpisodicModule(TrainingModule):
         self._embedded.append((batch.numbers, self.embed(images)[: len(batch.images)]))
 
     def _evaluate(self, split: str) -> None:
-        task = self.episodic_data.evaluation_task(split)
+        data = self.episodic_data
+        if isinstance(data, Learn2LearnDataModule):
+            result, facts = self._result_of_tasks(data, split)
+        else:
+            found = self._result_over_features(data.evaluation_task(split), split)
+            if found is None:
+                return
+            result, facts = found
+        self.episode_results[split] = result
+        self.results[split] = {
+            "split": split,
+            **facts,
+            "episodes": result.num_episodes,
+            "ways": result.ways,
+            "shots": result.shots,
+            "queries": result.queries,
+            "seed": result.seed,
+            "accuracy": result.mean,
+            "ci95": result.ci95,
+            "std": result.std,
+            "loss": result.loss,
+            **({"inference": "transductive"} if result.transductive else {}),
+            **({"inference": "batch statistics"} if self._by_batch is not None else {}),
+        }
+        # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
+        self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
+        self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss}, sync_dist=True)
+
+    def _result_over_features(self, task: EvaluationTask, split: str) -> tuple[EpisodeResult, dict[str, Any]] | None:
+        """Episodes over the features that were kept, and what they are of; None where a probe holds no episode."""
         index, features = self._gather_embedded()
         labels = task.labels[index.cpu()]
         if self._by_batch is not None:
@@ -134,7 +194,7 @@ class EpisodicModule(TrainingModule):
             whole = task.whole_classes(labels)
             features, labels = features[whole.to(features.device)], labels[whole]
             if not self._may_go_on(split, labels, task):
-                return
+                return None
         s = task.settings
         episodes = min(s.episodes, _PROBE_EPISODES) if self._is_probe() else s.episodes
         result = evaluate_episodes(
@@ -149,27 +209,39 @@ class EpisodicModule(TrainingModule):
             class_names=task.class_names,
             embed=None if self._by_batch is None else self._embed_pixels,
         )
-        self.episode_results[split] = result
-        self.results[split] = {
-            "split": split,
+        facts = {
             "classes": len(task.class_names),
             "images": len(labels),
-            "episodes": result.num_episodes,
-            "ways": s.ways,
-            "shots": s.shots,
-            "queries": s.queries,
-            "seed": task.seed,
-            "accuracy": result.mean,
-            "ci95": result.ci95,
-            "std": result.std,
-            "loss": result.loss,
-            **({"inference": "transductive"} if result.transductive else {}),
-            **({"inference": "batch statistics"} if self._by_batch is not None else {}),
             "episodes_id": episodes_identity(labels, task.class_names, s.ways, s.shots, s.queries, task.seed),
         }
-        # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
-        self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
-        self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss}, sync_dist=True)
+        return result, facts
+
+    def _result_of_tasks(self, data: Learn2LearnDataModule, split: str) -> tuple[EpisodeResult, dict[str, Any]]:
+        """The tasks that all processes scored, each once and in the order of their numbers; and what they are of."""
+        parts = [torch.cat(part) for part in zip(*self._scored, strict=True)]
+        self._scored.clear()
+        if self.trainer.world_size > 1:
+            parts = [self.all_gather(part).flatten(0, 1) for part in parts]  # type: ignore[union-attr]
+        numbers, classes, right, losses = (part.cpu() for part in parts)
+        first = _each_once(numbers)
+        tasks = data.task_split(split)
+        s, labels = tasks.settings, torch.arange(len(tasks.class_numbers))
+        if len(first) < s.episodes and not self._is_probe():
+            rank_zero_warn(f"evaluated on {len(first)} of {s.episodes} {split} episodes (limit_*_batches).")
+        result = episode_result(
+            self.head, labels, classes[first], right[first], losses[first],
+            shots=s.shots, queries=s.queries, seed=data.eval_seed,
+        )  # fmt: skip
+        facts = {
+            "classes": len(labels),
+            "images": len(tasks.taskset.dataset),
+            "tasks": "learn2learn, one by one",
+            # The classes drawn stand for the tasks, which the seed alone does not tell.
+            "episodes_id": episodes_identity(
+                classes[first].flatten(), self.class_names(split), s.ways, s.shots, s.queries, data.eval_seed
+            ),
+        }
+        return result, facts
 
     def _embed_pixels(self, images: Tensor) -> Tensor:
         return self.embed(self.episodic_data.normalize(images.to(self.device)))
@@ -200,11 +272,22 @@ class EpisodicModule(TrainingModule):
             # The stock sampler pads every process to the same number of images by repeating some.
             index = self.all_gather(index).flatten()  # type: ignore[union-attr]
             features = self.all_gather(features).flatten(0, 1)  # type: ignore[union-attr]
-        order = torch.argsort(index, stable=True)
-        index, features = index[order], features[order]
-        first = torch.ones_like(index, dtype=torch.bool)
-        first[1:] = index[1:] != index[:-1]
+        first = _each_once(index)
         return index[first], features[first]
+
+
+def _one_by_one(batch: TaskBatch) -> list[TaskBatch]:
+    parts = zip(batch.numbers.split(1), *(part.split(1) for part in batch.episodes), strict=True)
+    return [TaskBatch(number, EpisodeBatch(*episode)) for number, *episode in parts]
+
+
+def _each_once(numbers: Tensor) -> Tensor:
+    """Places at which the distinct ones of ``numbers [n]`` stand first, in rising order of the numbers."""
+    order = torch.argsort(numbers, stable=True)
+    ordered = numbers[order]
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return order[first]
 
 
 def query_targets(support: Tensor, query: Tensor) -> Tensor:

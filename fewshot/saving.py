@@ -37,7 +37,7 @@ class EpisodeFiles(pl.Callback):
             return
         folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        names = pl_module.episodic_data.evaluation_task(split).class_names
+        names = pl_module.class_names(split)
         # repr gives the shortest digits that read back as the same number.
         episodes = [(number, repr(value)) for number, value in enumerate(result.accuracies.tolist())]
         write_whole(folder / EPISODES_FILE, _as_csv(("episode", "accuracy"), episodes))

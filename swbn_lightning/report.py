@@ -14,7 +14,7 @@ from swbn_lightning.runs import write_results
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
-_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference")
+_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference", "tasks")
 
 
 class ResultTable(pl.Callback):

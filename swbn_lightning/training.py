@@ -63,6 +63,8 @@ class TrainingModule(pl.LightningModule):
     embeds_maps = False
     #: Arguments that a checkpoint does not keep, so that they can be chosen anew when it is loaded.
     not_in_checkpoint: tuple[str, ...] = ("optimizer", "lr_scheduler", "backbone_checkpoint")
+    #: Arguments with options of a norm, in each of which ``step_size`` may be ``auto``.
+    norm_arguments: tuple[str, ...] = ("norm_args",)
 
     def __init__(
         self,
@@ -88,13 +90,13 @@ class TrainingModule(pl.LightningModule):
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
         self.save_hyperparameters(ignore=[*self.not_in_checkpoint, *(["backbone"] if given else [])])
-        self._auto_step_size = (norm_args or {}).get("step_size") == AUTO
-        if self._auto_step_size:
-            norm_args = {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
-        elif step_budget is not None:
+        self._auto_step_sizes = {
+            name for name in self.norm_arguments if (self.hparams.get(name) or {}).get("step_size") == AUTO
+        }
+        if step_budget is not None and not self._auto_step_sizes:
             raise InputError("step_budget is for norm_args: {step_size: auto}; this step size is given.")
-        self.backbone = _resolve_backbone(backbone, norm, norm_args, backbone_args)
-        if self._auto_step_size:
+        self.backbone = _resolve_backbone(backbone, norm, without_auto(norm_args), backbone_args)
+        if "norm_args" in self._auto_step_sizes:
             set_step_size(self.backbone, 1, step_budget)  # its errors now; the number before training
         if backbone_checkpoint is not None:
             load_backbone(self.backbone, backbone_checkpoint)
@@ -139,15 +141,26 @@ class TrainingModule(pl.LightningModule):
             self.backbone.check_image_size(size, size)
         if stage == "fit" and self.cuda_graph:
             _check_graph_can_be_captured(self.trainer)
-        if stage == "fit" and self._auto_step_size:
-            self._resolve_step_size()
+        if stage == "fit":
+            self.resolve_step_size("norm_args", self.backbone)
 
-    def _resolve_step_size(self) -> None:
-        forwards = self.trainer.estimated_stepping_batches * self.trainer.accumulate_grad_batches
-        value = set_step_size(self.backbone, forwards, self._step_budget)
-        self.hparams["norm_args"] = {**self.hparams["norm_args"], "step_size": value}
+    def resolve_step_size(self, argument: str, module: nn.Module, forwards_per_batch: int = 1) -> None:
+        """Where ``argument`` says ``step_size: auto``: give the layers in ``module`` the step size of this run.
+
+        Args:
+            argument: one of :attr:`norm_arguments`.
+            module: holds the layers that have these options.
+            forwards_per_batch: how often a training batch goes through them.
+        """
+        if argument not in self._auto_step_sizes:
+            return
+        batches = self.trainer.estimated_stepping_batches * self.trainer.accumulate_grad_batches
+        forwards = batches * forwards_per_batch
+        value = set_step_size(module, forwards, self._step_budget)
+        self.hparams[argument] = {**self.hparams[argument], "step_size": value}
         self.hparams["step_budget"] = None
-        rank_zero_info(f"step_size: auto is {value:.3g} for {forwards} training forwards")
+        where = "" if argument == "norm_args" else f" of {argument}"
+        rank_zero_info(f"step_size: auto{where} is {value:.3g} for {forwards} training forwards")
 
     @property
     def image_data(self) -> ImageDataModule:
@@ -225,6 +238,13 @@ class TrainingModule(pl.LightningModule):
         decayed, spared = norm_parameter_groups(self, 0.0)
         del decayed["weight_decay"]  # the optimiser's own
         return [group for group in (decayed, spared) if group["params"]]
+
+
+def without_auto(norm_args: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Options of a norm without ``step_size: auto``, which is no number yet."""
+    if (norm_args or {}).get("step_size") != AUTO:
+        return norm_args
+    return {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
 
 
 def _resolve_backbone(

@@ -137,3 +137,24 @@ def test_an_evaluation_cut_short_says_so_and_a_probe_without_an_episode_passes()
     data = EpisodicDataModule(val=EpisodeSettings(ways=50, queries=15, episodes=5), eval_batch_size=100)
     pl.Trainer(fast_dev_run=True, **options).validate(model, datamodule=data, verbose=False)
     assert not model.results
+
+
+def test_erasing_is_the_episodes_own_and_leaves_the_mean_colour():
+    few = EpisodeSettings(ways=3, shots=2, queries=4, episodes=6)
+    plain, erasing = (
+        EpisodicDataModule(train=few, episodes_per_step=2, crop_padding=2, seed=1, erasing=p) for p in (0.0, 1.0)
+    )
+    first, second = (next(iter(data.train_dataloader())) for data in (plain, erasing))
+    assert torch.equal(first.augmentation, second.augmentation[..., :3])  # crops as without
+    assert torch.equal(erasing.train_dataloader().dataset[1].augmentation[0], second.augmentation[1])
+    whole, erased = (data.on_after_batch_transfer(batch, 0) for data, batch in ((plain, first), (erasing, second)))
+    images, others = (torch.cat([b.support.flatten(1, 2), b.query], 1).flatten(0, 1) for b in (whole, erased))
+    for image, other, (top, left, height, width) in zip(
+        images, others, second.augmentation[..., 3:].flatten(0, 1).tolist(), strict=True
+    ):
+        assert 0 < height < 28 and 0 < width < 28
+        expected = image.clone()
+        expected[:, top : top + height, left : left + width] = 0
+        assert torch.equal(other, expected)
+    with pytest.raises(ValueError, match="probability of erasing"):
+        EpisodicDataModule(erasing=1.5)

@@ -1,0 +1,203 @@
+"""learn2learn's data sets and tasks for the methods of this package."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fewshot.datamodule import EpisodeBatch, EpisodeSettings, EpisodicDataModule, episode_loader
+from fewshot.learn2learn.tasks import TaskBatch, TaskEpisodes, TaskSplit, require_learn2learn
+from swbn_lightning.data import ImageSet
+from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.image_data import ImageDataModule, as_is
+
+_NEEDED = {"fit": ("train",), "validate": ("val",), "test": ("test",)}
+# As EpisodicDataModule's.
+_TRAIN, _VAL, _TEST = EpisodeSettings(episodes=1000), EpisodeSettings(), EpisodeSettings(episodes=2000)
+
+
+class Learn2LearnDataModule(ImageDataModule):
+    """Episodes out of learn2learn's data sets and tasks, for the methods of this package.
+
+    A data set (learn2learn's, torchvision's or one's own, of ``(image, label)``; wrapped in a ``MetaDataset`` or not)
+    becomes tasks by the transforms ``NWays``, ``KShots``, ``LoadData``, ``RemapLabels`` and ``ConsecutiveLabels``. A
+    ``Taskset`` is used as it is: each of its tasks must hold ``ways`` classes of ``shots + queries`` images. In each
+    class the first ``shots`` images of a task are support and the others queries, as in learn2learn's
+    ``partition_task`` and ``LightningPrototypicalNetworks``. (The even and odd places of its MAML examples are another
+    half of the same random draw.) Augmentation is the data set's own; its random numbers are the episode's.
+
+    Training batches are :class:`~fewshot.datamodule.EpisodeBatch`. Validation and test embed and score task after
+    task, as learn2learn hands them out, and not each image once as :class:`~fewshot.EpisodicDataModule` does: the
+    same figures, for more work. Results say ``tasks: learn2learn, one by one``.
+
+    **Random streams.** learn2learn draws from Python's global generator, which would give every process and every
+    worker the same tasks. Here task i is drawn with Python's, NumPy's and torch's generators seeded by (seed, epoch,
+    i), and they are put back: any rank or worker draws the same task i, no two draw the same i, and new ones come every
+    epoch. Validation and test tasks are fixed by ``eval_seed``. A Taskset with a ``num_tasks`` keeps its tasks: task i
+    is the same in every epoch and training goes round them, which is its user's choice (few tasks can be learnt by
+    heart).
+
+    Args:
+        train: data set or ``Taskset``. In a configuration file a data set by ``class_path`` and ``init_args``.
+        val: the same; None for no validation.
+        test: the same.
+        train_episodes: what a training task holds, and how many are an epoch.
+        val_episodes: likewise; fixed, at least 600.
+        test_episodes: likewise; fixed.
+        episodes_per_step: training episodes in one optimiser step, each process.
+        eval_episodes_per_step: evaluation episodes embedded at once.
+        mean: per channel, subtracted from the images; None for images that are normalised already. In the images'
+            unit; of uint8 images, PIL's and arrays', which are divided by 255 first, in that of [0, 1].
+        std: the same, divided by.
+        seed: of the training tasks; None for Lightning's global seed (``seed_everything``), or 0.
+        eval_seed: of validation and test tasks.
+        num_workers: worker processes that draw tasks and load their images.
+
+    Raises:
+        InputError: learn2learn is not installed; a number below 1; ``mean`` without ``std``; in :meth:`setup`, a split
+            that is needed and not given, a source or tasks that do not fit.
+    """
+
+    def __init__(
+        self,
+        # Not Dataset[Any]: of that the command's parser does not find the arguments of a class_path.
+        train: Dataset | None = None,
+        val: Dataset | None = None,
+        test: Dataset | None = None,
+        train_episodes: EpisodeSettings = _TRAIN,
+        val_episodes: EpisodeSettings = _VAL,
+        test_episodes: EpisodeSettings = _TEST,
+        episodes_per_step: int = 4,
+        eval_episodes_per_step: int = 4,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        seed: int | None = None,
+        eval_seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        require_learn2learn()
+        if (mean is None) != (std is None):
+            raise InputError(f"mean and std belong together, got {mean=}, {std=}.")
+        super().__init__(mean or (0.0,), std or (1.0,), CropFlip())
+        self._sources = {"train": train, "val": val, "test": test}
+        self.settings = {"train": train_episodes, "val": val_episodes, "test": test_episodes}
+        for split, settings in self.settings.items():
+            settings.check(split)
+        require_positive("data", episodes_per_step=episodes_per_step, eval_episodes_per_step=eval_episodes_per_step)
+        if min(num_workers, eval_seed, seed or 0) < 0:
+            raise InputError(
+                f"num_workers, seed and eval_seed must not be negative, got {num_workers=}, {seed=}, {eval_seed=}."
+            )
+        if episodes_per_step > train_episodes.episodes:
+            raise InputError(
+                f"episodes_per_step={episodes_per_step} is more than an epoch's {train_episodes.episodes} episodes."
+            )
+        self.episodes_per_step, self.eval_episodes_per_step = episodes_per_step, eval_episodes_per_step
+        self.seed, self.eval_seed, self.num_workers = seed, eval_seed, num_workers
+        self._splits: dict[str, TaskSplit] = {}
+        self._shape: torch.Size | None = None
+
+    @property
+    def has_validation(self) -> bool:
+        return self._sources["val"] is not None
+
+    @property
+    def channels(self) -> int:
+        return self._image_shape[0]
+
+    @property
+    def image_size(self) -> int:  # type: ignore[override]
+        """Side of the images in pixels, as the tasks have them."""
+        return self._image_shape[1]
+
+    @property
+    def num_training_classes(self) -> int:
+        """Classes of the training data set."""
+        return len(self.task_split("train").class_numbers)
+
+    def load(self, split: str) -> ImageSet:
+        raise InputError(f"learn2learn's tasks are drawn one by one; the {split} split is in memory nowhere.")
+
+    def task_split(self, name: str) -> TaskSplit:
+        """A split's tasks, made at first use."""
+        if name not in self._splits:
+            if self._sources[name] is None:
+                raise InputError(f"Learn2LearnDataModule was given no {name} data.")
+            self._splits[name] = TaskSplit(name, self._sources[name], self.settings[name])
+        return self._splits[name]
+
+    def setup(self, stage: str) -> None:
+        """Make the splits that ``stage`` needs, and draw a task of each."""
+        if stage == "predict":
+            raise InputError("predict names images by a support folder: use EpisodicDataModule with support and query.")
+        names = [*_NEEDED[stage], *(["val"] if stage == "fit" and self.has_validation else [])]
+        for name in names:
+            split = self.task_split(name)
+            if name != "train" and split.num_tasks is not None and split.num_tasks < split.settings.episodes:
+                raise InputError(
+                    f"{name}: a Taskset of {split.num_tasks} tasks has no {split.settings.episodes} episodes; give it "
+                    f"num_tasks=-1 or at least so many, or fewer {name}_episodes."
+                )
+            self._check_images(name)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        dataset = TaskEpisodes(self.task_split("train"), EpisodicDataModule.training_seed(self.seed), numbered=False)
+        return episode_loader(dataset, self.episodes_per_step, self.num_workers, self.trainer)
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        return self._evaluation_loader("val") if self.has_validation else []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._evaluation_loader("test")
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if isinstance(batch, TaskBatch):
+            return batch._replace(episodes=self._normalized(batch.episodes))
+        return self._normalized(batch) if isinstance(batch, EpisodeBatch) else batch
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Images as the network takes them: uint8 divided by 255; less ``mean``, divided by ``std``."""
+        if not images.is_floating_point():
+            return super().normalize(images)
+        mean, std = self._statistics(images)
+        return (images - mean).div_(std)
+
+    def sample_images(self, count: int, split: str = "val", seed: int = 0) -> Tensor:
+        """Images of the split's first tasks, normalised: float ``[count, C, H, W]``; of ``train`` without ``val``."""
+        tasks = self.task_split(split if self._sources[split] is not None else "train")
+        images: list[Tensor] = []
+        while sum(map(len, images)) < count and len(images) != tasks.num_tasks:
+            images.append(tasks.draw(len(images), self.eval_seed + seed)[0].flatten(0, 1))
+        return self.normalize(torch.cat(images)[:count])
+
+    def _normalized(self, batch: EpisodeBatch) -> EpisodeBatch:
+        return batch._replace(support=self.normalize(batch.support), query=self.normalize(batch.query))
+
+    def _evaluation_loader(self, name: str) -> DataLoader[Any]:
+        dataset = TaskEpisodes(self.task_split(name), self.eval_seed, numbered=True)
+        return DataLoader(
+            dataset,
+            batch_size=self.eval_episodes_per_step,
+            shuffle=False,
+            collate_fn=as_is,
+            num_workers=self.num_workers,
+        )
+
+    @property
+    def _image_shape(self) -> torch.Size:
+        if self._shape is None:
+            self._check_images(next(name for name in self._sources if self._sources[name] is not None))
+        assert self._shape is not None
+        return self._shape
+
+    def _check_images(self, name: str) -> None:
+        shape = self.task_split(name).draw(0, self.eval_seed)[0].shape[2:]
+        if shape[1] != shape[2]:
+            raise InputError(f"{name}: images must be square, got {list(shape)}; give the data set a transform.")
+        if self._shape is not None and self._shape != shape:
+            raise InputError(f"{name}: images are {list(shape)}, those of another split {list(self._shape)}.")
+        if len(self._mean) not in (1, shape[0]):
+            raise InputError(f"mean and std are of {len(self._mean)} channels, the images of {shape[0]}.")
+        self._shape = shape

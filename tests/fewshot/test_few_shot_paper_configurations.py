@@ -1,0 +1,111 @@
+"""The few-shot configurations of the paper's table: a step of each, the sources' settings, figures beside them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from benchmarks.study.cells import Experiment, grid
+from benchmarks.study.observations import _paper_figure
+from cli import main
+from fewshot.datasets import registry
+from swbn_lightning.data import ImageSet
+from swbn_lightning.paper import paper_figures
+from swbn_lightning.schedules import PiecewiseConstantLR
+
+PAPER = Path(__file__).parents[2] / "configs" / "paper"
+TABLE = sorted((PAPER / "few_shot").glob("*.yaml"))
+NORMS = ["bn", "iternorm", "swbn-kl", "swbn-fro"]
+
+
+def a_few_images(split, root, image_size, **options):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (32, 3, image_size, image_size), generator=generator, dtype=torch.uint8)
+    return ImageSet(images, torch.arange(32) // 8, tuple("abcd"), f"few/{split}")
+
+
+@pytest.mark.parametrize(
+    "config", [*TABLE, PAPER / "probe" / "cifar_fs_resnet20.yaml"], ids=lambda path: path.stem
+)  # fmt: skip
+def test_it_takes_a_step(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    few = registry.FewShotDataset(a_few_images, 32, (0.5,) * 3, (0.25,) * 3)
+    for name in ("mini-imagenet", "cifar-fs"):
+        monkeypatch.setitem(registry._DATASETS, name, few)
+    ways = [f"--data.{split}.{what}=2" for split in ("train", "val") for what in ("ways", "queries")]
+    arguments = ["--trainer.fast_dev_run=true", "--trainer.accelerator=cpu", "--whiteness.num_images=8"]
+    main(["fit", "--config", str(config), *arguments, *ways, "--data.episodes_per_step=1"])
+
+
+def test_the_table_is_there_and_its_figures_stand_beside():
+    experiments = [Experiment.read(str(path)) for path in TABLE]
+    cells = grid(experiments, [], NORMS, [0], [1, 5], [], None, Path("runs"))
+    assert len(TABLE) == 6 and len(cells) == 24
+    found = []
+    for cell in cells:
+        for shots in (1, 5):
+            figure = _paper_figure(cell, "accuracy", method=cell.experiment.method, setting=f"5W{shots}S")
+            assert figure is not None and figure.table == "table:fs_results", cell.label
+            found.append(figure)
+    expected = [figure for figure in paper_figures() if figure.table == "table:fs_results"]
+    assert len(set(found)) == len(expected) == 48
+    figure = _paper_figure(cells[0], "accuracy", method="CAN", setting="5W5S")
+    assert (cells[0].experiment.name, cells[0].norm.name) == (
+        "cifar_fs_cross_attention",
+        "bn",
+    ) and figure.value == 79.39
+
+
+def test_the_settings_are_the_sources():
+    """LibFewShot's schedule for prototypes; the public code's for cross attention; 5 ways, 15 queries at test."""
+    for path in TABLE:
+        content = yaml.safe_load(path.read_text())
+        model, data = content["model"]["init_args"], content["data"]["init_args"]
+        assert data["test"]["ways"] == data["train"]["ways"] == 5 and data["test"]["queries"] == 15
+        assert model["backbone"] == ("resnet20" if "cifar" in path.stem else "resnet12")
+        assert "norm_args" not in model and data["flip"]
+        if "cross_attention" in path.stem:
+            assert content["trainer"]["max_epochs"] == 90
+            assert (data["train"]["queries"], data["train"]["episodes"] / data["episodes_per_step"]) == (6, 300)
+            assert data["episodes_per_step"] == 4 and data["erasing"] == 0.5 and data["test"]["episodes"] == 2000
+            sgd = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+            assert model["optimizer"]["init_args"] == sgd
+            parameter = torch.nn.Parameter(torch.zeros(1))
+            optimizer = torch.optim.SGD([{"params": [parameter]}, {"params": [], "lr": 0.2}], **sgd)
+            schedule = PiecewiseConstantLR(optimizer, **model["lr_scheduler"]["init_args"])
+            rates = []
+            for _ in range(90):
+                rates.append([group["lr"] for group in optimizer.param_groups])
+                optimizer.step()
+                schedule.step()
+            expected = [0.1] * 60 + [0.006] * 10 + [0.0012] * 10 + [0.00024] * 10
+            assert [rate for rate, _ in rates] == pytest.approx(expected)
+            assert [rate for _, rate in rates] == pytest.approx([2 * rate for rate in expected])
+        else:
+            assert content["trainer"]["max_epochs"] == 100 and data["train"]["episodes"] == 2000
+            assert model["optimizer"] == {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}}
+            assert model["lr_scheduler"]["init_args"] == {"step_size": 10, "gamma": 0.5}
+    probe = yaml.safe_load((PAPER / "probe" / "cifar_fs_resnet20.yaml").read_text())
+    train = probe["data"]["init_args"]["train"]
+    steps = probe["trainer"]["max_epochs"] * train["episodes"] / probe["data"]["init_args"]["episodes_per_step"]
+    assert steps == probe["model"]["init_args"]["lr_scheduler"]["init_args"]["T_max"] == 3500
+
+
+def test_a_schedule_goes_on_from_its_state_and_wrong_ones_are_refused():
+    def made():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        return optimizer, PiecewiseConstantLR(optimizer, [2, 4], [0.5, 0.3])
+
+    (optimizer, schedule), (other, again) = made(), made()
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    assert schedule.get_last_lr() == [0.5]
+    again.load_state_dict(schedule.state_dict())
+    other.step()
+    again.step()
+    assert again.get_last_lr() == [0.3]
+    for milestones, rates in (([4, 2], [0.5, 0.3]), ([2], [0.5, 0.3]), ([2, 2], [0.5, 0.3]), ([2], [-1.0])):
+        with pytest.raises(ValueError, match="rising milestones and a rate from 0 for each"):
+            PiecewiseConstantLR(optimizer, milestones, rates)
