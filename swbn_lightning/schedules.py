@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -34,7 +35,7 @@ class PiecewiseConstantLR(LRScheduler):
         self.milestones, self.rates = list(milestones), list(rates)
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """Each parameter group's rate now."""
         place = bisect_right(self.milestones, self.last_epoch)
         first = float(self.base_lrs[0])
