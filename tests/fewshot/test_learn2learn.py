@@ -393,3 +393,18 @@ def test_our_episodes_in_learn2learns_maml():
     assert any(p.grad.abs().sum() > 0 for p in network[0].parameters())
     for name, parameter in network.named_parameters():
         assert torch.equal(parameter, before[name]), name  # the clone was adapted, not the network
+
+
+def test_a_task_that_several_processes_scored_counts_once():
+    """The stock sampler gives every process as many tasks, some of them twice."""
+    data, model = data_module(), a_network()
+    a_trainer().validate(model, datamodule=data, verbose=False)
+    expected = model.episode_results["val"]
+    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
+    model.eval()
+    with torch.no_grad():
+        for batch in [*reversed(batches), batches[0]]:
+            model._keep(batch)
+    result, _ = model._result_of_tasks(data, "val")
+    assert torch.equal(result.accuracies, expected.accuracies) and result.loss == expected.loss
+    assert torch.equal(result.class_accuracies.nan_to_num(-1), expected.class_accuracies.nan_to_num(-1))

@@ -1,0 +1,274 @@
+"""Episodes a second: drawn and scored from cached features, made as training batches, and by other libraries.
+
+    python -m benchmarks.episodes
+    python -m benchmarks.episodes --episodes 10000 --map-episodes 2000 --rounds 1
+
+Random images and features of ``--classes`` classes of ``--images`` each, on which the time does not depend; episodes of
+``--ways``, ``--shots`` and ``--queries``. ``draw`` are index tensors alone. Prototypes, matching and cross attention
+are drawn and scored from features of 64 numbers, or from maps of 64x8x8. ``images`` are training batches as the model
+gets them (32x32, gathered, cropped, flipped, normalised); ResNet20's training step on such a batch stands beside them.
+
+learn2learn's ``Taskset`` and easyfsl's ``TaskSampler`` (in a DataLoader without workers) hand out the same images, not
+scored, where they are installed (``make learn2learn``, ``pip install easyfsl``). easyfsl 1.5.0 calls torch's Sampler in
+a way that torch has given up; that call is made to do nothing.
+
+The passes take turns, and the figures are medians over the rounds. Memory is the peak of tensors and of Python's and
+NumPy's objects in a pass of at most ``--memory-episodes`` episodes, what was there before not counted. Prints a
+Markdown table and writes the same as JSON.
+"""
+
+import argparse
+import importlib.util
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from benchmarks.memory import PeakMemory
+from benchmarks.timing import Pass, medians, parser, write
+from fewshot import (
+    CrossAttentionHead,
+    EpisodeSettings,
+    EpisodicDataModule,
+    MatchingHead,
+    PrototypicalHead,
+    PrototypicalNetwork,
+    evaluate_episodes,
+)
+from fewshot.episodes import EpisodeSampler
+from swbn_lightning.data import ImageSet
+
+FEATURES, SIDE, IMAGE_SIZE = 64, 8, 32  # ResNet20's features and maps at CIFAR's size
+LEARN2LEARN, EASYFSL = "learn2learn Taskset", "easyfsl TaskSampler"
+STEP = "ResNet20's step"
+
+
+class Piece(NamedTuple):
+    """What is measured: a pass over a number of episodes."""
+
+    run: Callable[[int], object]
+    episodes: int
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = _options()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    device = torch.device(options.device)
+    found = pieces(options, device)
+    passes: dict[str, Pass] = {name: _bound(piece.run, piece.episodes) for name, piece in found.items()}
+    seconds = medians(passes, options.rounds, device)
+    rows = []
+    for name, piece in found.items():
+        row: dict[str, Any] = {"piece": name, "episodes": piece.episodes, "seconds": seconds[name]}
+        row["episodes_per_second"] = piece.episodes / seconds[name]
+        row["peak_bytes"] = peak(_bound(piece.run, min(piece.episodes, options.memory_episodes)))
+        rows.append(row)
+    for row in rows:
+        for key, other in (("times_learn2learn", LEARN2LEARN), ("times_easyfsl", EASYFSL)):
+            base = next((r["episodes_per_second"] for r in rows if r["piece"] == other), None)
+            row[key] = row["episodes_per_second"] / base if base else None
+    print(table(rows))
+    print(f"\n{share(rows)}")
+    installed = [package for package in ("learn2learn", "easyfsl") if _installed(package)]
+    write(options, rows, *installed)
+
+
+def pieces(options: argparse.Namespace, device: torch.device) -> dict[str, Piece]:
+    """All that is measured, by name."""
+    labels = torch.arange(options.classes).repeat_interleave(options.images)
+    shape = {"ways": options.ways, "shots": options.shots, "queries": options.queries}
+    features = torch.randn(len(labels), FEATURES, device=device)
+    maps = torch.randn(len(labels), FEATURES, SIDE, SIDE, device=device)
+    pixels = torch.randint(0, 256, (len(labels), 3, IMAGE_SIZE, IMAGE_SIZE), dtype=torch.uint8)
+
+    def scoring(head: nn.Module, of: Tensor) -> Callable[[int], object]:
+        head.to(device)
+        return lambda count: evaluate_episodes(of, labels, head, num_episodes=count, seed=options.seed, **shape)
+
+    sampler = EpisodeSampler(labels, **shape)
+    many, few, library = options.episodes, options.map_episodes, options.library_episodes
+    context = MatchingHead(full_context=True, num_features=FEATURES)
+    training = Training(pixels, labels, options, device)
+    found = {
+        "draw": Piece(lambda count: sampler.draw(range(count), options.seed), many),
+        "prototypes, 64": Piece(scoring(PrototypicalHead(), features), many),
+        "matching, 64": Piece(scoring(MatchingHead(), features), many),
+        "matching, full context, 64": Piece(scoring(context, features), options.context_episodes),
+        "cross attention, 64x8x8": Piece(scoring(CrossAttentionHead(SIDE**2), maps), few),
+        "images": Piece(training.batches, library),
+        STEP: Piece(training.steps, options.step_episodes),
+    }
+    dataset = TensorDataset(pixels, labels)
+    if _installed("learn2learn"):
+        found[LEARN2LEARN] = Piece(learn2learn_tasks(dataset, options), library)
+    if _installed("easyfsl"):
+        found[EASYFSL] = Piece(easyfsl_tasks(dataset, options), library)
+    return found
+
+
+class Training:
+    """Training batches out of the data module, and a network's step on one."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor, options: argparse.Namespace, device: torch.device) -> None:
+        settings = EpisodeSettings(options.ways, options.shots, options.queries, options.step_episodes)
+        self.step_episodes, self.device = options.step_episodes, device
+        self.data = InMemory(
+            ImageSet(pixels, labels, tuple(map(str, range(options.classes))), "images"),
+            train=settings,
+            episodes_per_step=options.step_episodes,
+            crop_padding=4,
+            flip=True,
+            seed=options.seed,
+        )
+        self.loader: Any = self.data.train_dataloader()
+        self.loader.pin_memory = device.type == "cuda"
+        self.model = PrototypicalNetwork(backbone="resnet20").to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.epoch = 0
+        self.batch = self._next()
+
+    def batches(self, count: int) -> None:
+        """``count`` episodes, in batches."""
+        for _ in range(-(-count // self.step_episodes)):
+            self._next()
+
+    def steps(self, count: int) -> None:
+        """``count`` episodes in one step: forward, loss, backward, SGD."""
+        self.optimizer.zero_grad()
+        loss, _ = self.model.training_loss(self.batch)
+        loss.backward()
+        self.optimizer.step()
+
+    def _next(self) -> Any:
+        self.epoch += 1  # an epoch is one batch, so that every batch is a new one
+        self.loader.sampler.set_epoch(self.epoch)
+        raw = next(iter(self.loader))
+        moved = type(raw)(*(tensor.to(self.device, non_blocking=True) for tensor in raw))
+        return self.data.on_after_batch_transfer(moved, 0)
+
+
+class InMemory(EpisodicDataModule):
+    """Images in memory, normalised as CIFAR's."""
+
+    def __init__(self, images: ImageSet, **options: Any) -> None:
+        super().__init__("cifar-fs", **options)
+        self._images = images
+
+    def load(self, split: str) -> ImageSet:
+        return self._images
+
+
+def learn2learn_tasks(dataset: TensorDataset, options: argparse.Namespace) -> Callable[[int], object]:
+    """Tasks of ``Taskset`` with the transforms of its own examples."""
+    import learn2learn
+
+    meta, transforms = learn2learn.data.MetaDataset(dataset), learn2learn.data.transforms
+    chosen = [
+        transforms.NWays(meta, options.ways),
+        transforms.KShots(meta, options.shots + options.queries),
+        transforms.LoadData(meta),
+        transforms.RemapLabels(meta),
+        transforms.ConsecutiveLabels(meta),
+    ]
+    taskset = learn2learn.data.TaskDataset(meta, chosen)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            taskset.sample()
+
+    return run
+
+
+def easyfsl_tasks(dataset: TensorDataset, options: argparse.Namespace) -> Callable[[int], object]:
+    """Tasks of ``TaskSampler`` with its own collate function."""
+    from easyfsl.samplers import TaskSampler
+
+    labels = dataset.tensors[1].tolist()
+    with_labels: Any = mock.Mock(get_labels=lambda: labels)
+
+    def run(count: int) -> None:
+        with mock.patch.object(Sampler, "__init__", lambda self, data_source=None: None):
+            sampler = TaskSampler(with_labels, options.ways, options.shots, options.queries, count)
+        loader: Any = DataLoader(dataset, batch_sampler=sampler, collate_fn=sampler.episodic_collate_fn)
+        for _ in loader:
+            pass
+
+    return run
+
+
+def peak(run: Pass) -> int:
+    """Bytes: tensors at their peak and Python's objects (NumPy's arrays among them) at theirs."""
+    tracemalloc.start()
+    try:
+        with PeakMemory([]) as tensors:
+            run()
+        return tensors.peak + tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A line a piece."""
+    lines = [
+        "| piece | episodes | seconds | episodes a second | times learn2learn | times easyfsl | peak memory, MiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        ratios = [row[key] for key in ("times_learn2learn", "times_easyfsl")]
+        cells = [f"{row['episodes']:,}", f"{row['seconds']:.3g}", f"{row['episodes_per_second']:,.0f}"]
+        cells += [f"{ratio:,.1f}" if ratio else "" for ratio in ratios]
+        lines.append(f"| {row['piece']} | {' | '.join(cells)} | {row['peak_bytes'] / 2**20:,.1f} |")
+    return "\n".join(lines)
+
+
+def share(rows: list[dict[str, Any]]) -> str:
+    """How much of a training step's time its batch takes."""
+    rate = {row["piece"]: row["episodes_per_second"] for row in rows}
+    return f"Making a training batch takes {100 * rate[STEP] / rate['images']:.1f} % of the time of {STEP} on it."
+
+
+def _bound(run: Callable[[int], object], count: int) -> Pass:
+    return lambda: run(count)
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _options() -> argparse.Namespace:
+    made = parser(__doc__, "episodes", rounds=3, dtype=False)
+    sizes = {
+        "episodes": (10_000, "drawn; scored from features"),
+        "context_episodes": (1000, "scored by matching with full context"),
+        "map_episodes": (200, "scored from maps"),
+        "library_episodes": (200, "handed out as images, by each library"),
+        "step_episodes": (4, "of a training step"),
+        "memory_episodes": (200, "at most, to measure memory"),
+        "classes": (20, ""),
+        "images": (600, "of each class"),
+        "ways": (5, ""),
+        "shots": (5, "a class"),
+        "queries": (15, "a class"),
+        "threads": (torch.get_num_threads(), "of the processor"),
+    }
+    smoke = {"episodes": 40, "context_episodes": 10, "map_episodes": 4, "library_episodes": 4, "step_episodes": 1}
+    smoke |= {"memory_episodes": 4, "classes": 6, "images": 25, "rounds": 1}
+    for name, (default, text) in sizes.items():
+        made.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=text)
+    made.add_argument("--smoke", action="store_true", help="tiny sizes: does it run at all")
+    options = made.parse_args()
+    if options.smoke:
+        vars(options).update(smoke)
+    if (least := min(vars(options)[name] for name in sizes)) < 1:
+        made.error(f"all numbers must be at least 1, got {least}")
+    return options
+
+
+if __name__ == "__main__":
+    main()
