@@ -51,7 +51,7 @@ class Point(NamedTuple):
     number: int  # of runs
 
 
-class Tested(NamedTuple):
+class Accuracy(NamedTuple):
     """The accuracy of one test.
 
     Args:
@@ -148,7 +148,7 @@ def has_curves(groups: Sequence[Group], measure: str) -> bool:
     return any(course(group, quantity) for group in groups for quantity in MEASURES[measure])
 
 
-def accuracy_intervals(rows: Sequence[Tested]) -> Figure:
+def accuracy_intervals(rows: Sequence[Accuracy]) -> Figure:
     """Accuracies with the 95% intervals of the tests, a panel a setting; of several seeds also mean ± deviation.
 
     Raises:
@@ -172,12 +172,12 @@ def accuracy_intervals(rows: Sequence[Tested]) -> Figure:
     return figure
 
 
-def accuracy_csv(rows: Sequence[Tested]) -> str:
+def accuracy_csv(rows: Sequence[Accuracy]) -> str:
     """Every number in :func:`accuracy_intervals`: ``line, setting, run, value, ci95, std``; fractions.
 
     Of a line with several tests the last row, with ``mean`` for the run, is their mean and its ``std``.
     """
-    groups: dict[tuple[str, str], list[Tested]] = {}
+    groups: dict[tuple[str, str], list[Accuracy]] = {}
     for row in rows:
         groups.setdefault((row.label, row.setting), []).append(row)
     lines: list[Sequence[object]] = []
@@ -225,7 +225,7 @@ def _draw_curves(axes: Axes, groups: Sequence[Group], measure: str, unit: str) -
     _plain_axes(axes)
 
 
-def _draw_tests(axes: Axes, place: int, rows: Sequence[Tested]) -> None:
+def _draw_tests(axes: Axes, place: int, rows: Sequence[Accuracy]) -> None:
     """Tests of one label at one place, one a little below the other."""
     color = OKABE_ITO[place % len(OKABE_ITO)]
     for number, row in enumerate(rows):
