@@ -1,5 +1,5 @@
 # Two commands for a fresh machine with Python 3.11+, git and a package index:
-#   make quickstart    train a prototypical network with SWBN layers, test it on letters never seen
+#   make quickstart    train a prototypical network with SWBN layers, test it on letters never seen, write a report page
 #   make test          lint, type check, tests
 PYTHON ?= python3
 WORKERS ?= 2
@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml
 quickstart: $(STAMP)
 	$(BIN)/swbn fit --config configs/quickstart.yaml
 	$(BIN)/swbn test --config configs/quickstart.yaml --ckpt_path runs/quickstart
+	$(BIN)/swbn report runs/quickstart
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

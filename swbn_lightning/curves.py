@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.intervals import mean_interval
-from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, whole_numbers
+from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, plain_text, whole_numbers
 
 #: What is drawn together: a measure's quantities in ``metrics.csv``, the one that is judged by first.
 MEASURES = {"loss": ("val/loss", "train/loss"), "accuracy": ("val/accuracy", "train/accuracy")}
@@ -27,7 +27,6 @@ _AXES = {"loss": "loss", "accuracy": "accuracy, %"}
 _SPLITS = {"val": "validation", "train": "training"}
 _DASHES = {"val": "-", "train": "--"}
 _FEW_POINTS = 25  # up to which each gets a marker
-_LONGEST = 46  # letters of a label
 
 
 class Group(NamedTuple):
@@ -121,7 +120,7 @@ def curve_grid(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> Fig
         for axes, measure in zip(row, MEASURES, strict=True):
             _check(groups, measure, unit)
             _draw_curves(axes, groups, measure, unit)
-        row[0].set_title(_plain(title, 100), fontsize=10, loc="left")
+        row[0].set_title(plain_text(title, 100), fontsize=10, loc="left")
         handles = _legend(groups, list(MEASURES))
         row[1].legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
     return figure
@@ -163,11 +162,11 @@ def accuracy_intervals(rows: Sequence[Accuracy]) -> Figure:
         for place, label in enumerate(labels):
             own = [row for row in rows if (row.label, row.setting) == (label, setting)]
             _draw_tests(axes, place, own)
-        axes.set_title(_plain(setting), fontsize=10)
+        axes.set_title(plain_text(setting), fontsize=10)
         axes.set_xlabel("accuracy, %\n(thin: one test and its 95% interval;\nthick: mean ± std of several)", fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         _plain_axes(axes)
-    grid[0].set_yticks(range(len(labels)), [_plain(label) for label in labels], fontsize=9)
+    grid[0].set_yticks(range(len(labels)), [plain_text(label) for label in labels], fontsize=9)
     grid[0].set_ylim(len(labels) - 0.5, -0.5)
     return figure
 
@@ -270,17 +269,8 @@ def _plain_axes(axes: Axes) -> None:
 
 def _name(group: Group) -> str:
     """The label, with the number of runs where there are several."""
-    name = _plain(group.label)
+    name = plain_text(group.label)
     return f"{name} ({len(group.runs)} runs)" if len(group.runs) > 1 else name
-
-
-def _plain(text: str, longest: int = _LONGEST) -> str:
-    """A text that matplotlib shows as it stands: no formula, no label that legends leave out, not too long."""
-    text = " ".join(text.split())
-    if len(text) > longest:
-        half = longest // 2
-        text = f"{text[:half]}…{text[-half:]}"
-    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
