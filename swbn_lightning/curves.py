@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ MEASURES = {"loss": ("val/loss", "train/loss"), "accuracy": ("val/accuracy", "tr
 UNITS = {"epoch": "epochs trained", "step": "steps trained"}
 _AXES = {"loss": "loss", "accuracy": "accuracy, %"}
 _SPLITS = {"val": "validation", "train": "training"}
-_DASHES = {"val": "-", "train": "--"}
+_DASHES: dict[str, Literal["-", "--"]] = {"val": "-", "train": "--"}
 _FEW_POINTS = 25  # up to which each gets a marker
 
 
