@@ -1,5 +1,5 @@
 # Commands for a fresh machine with Python 3.11+, git and a package index:
-#   make quickstart    train a prototypical network with SWBN layers, test it on letters never seen
+#   make quickstart    train a prototypical network with SWBN layers, test it on letters never seen, write a report page
 #   make test          lint, type check, tests
 #   make learn2learn   build learn2learn for this Python and install it (needs a C++ compiler); nothing else needs it
 PYTHON ?= python3
@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml
 quickstart: $(STAMP)
 	$(BIN)/swbn fit --config configs/quickstart.yaml
 	$(BIN)/swbn test --config configs/quickstart.yaml --ckpt_path runs/quickstart
+	$(BIN)/swbn report runs/quickstart
 
 learn2learn: $(LEARN2LEARN_STAMP)
 

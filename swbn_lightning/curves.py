@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.intervals import mean_interval
-from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, whole_numbers
+from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, plain_text, whole_numbers
 
 #: What is drawn together: a measure's quantities in ``metrics.csv``, the one that is judged by first.
 MEASURES = {"loss": ("val/loss", "train/loss"), "accuracy": ("val/accuracy", "train/accuracy")}
@@ -27,7 +27,6 @@ _AXES = {"loss": "loss", "accuracy": "accuracy, %"}
 _SPLITS = {"val": "validation", "train": "training"}
 _DASHES: dict[str, Literal["-", "--"]] = {"val": "-", "train": "--"}
 _FEW_POINTS = 25  # up to which each gets a marker
-_LONGEST = 46  # letters of a label
 
 
 class Group(NamedTuple):
@@ -51,7 +50,7 @@ class Point(NamedTuple):
     number: int  # of runs
 
 
-class Tested(NamedTuple):
+class Accuracy(NamedTuple):
     """The accuracy of one test.
 
     Args:
@@ -121,7 +120,7 @@ def curve_grid(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> Fig
         for axes, measure in zip(row, MEASURES, strict=True):
             _check(groups, measure, unit)
             _draw_curves(axes, groups, measure, unit)
-        row[0].set_title(_plain(title, 100), fontsize=10, loc="left")
+        row[0].set_title(plain_text(title, 100), fontsize=10, loc="left")
         handles = _legend(groups, list(MEASURES))
         row[1].legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
     return figure
@@ -148,7 +147,7 @@ def has_curves(groups: Sequence[Group], measure: str) -> bool:
     return any(course(group, quantity) for group in groups for quantity in MEASURES[measure])
 
 
-def accuracy_intervals(rows: Sequence[Tested]) -> Figure:
+def accuracy_intervals(rows: Sequence[Accuracy]) -> Figure:
     """Accuracies with the 95% intervals of the tests, a panel a setting; of several seeds also mean ± deviation.
 
     Raises:
@@ -163,21 +162,21 @@ def accuracy_intervals(rows: Sequence[Tested]) -> Figure:
         for place, label in enumerate(labels):
             own = [row for row in rows if (row.label, row.setting) == (label, setting)]
             _draw_tests(axes, place, own)
-        axes.set_title(_plain(setting), fontsize=10)
+        axes.set_title(plain_text(setting), fontsize=10)
         axes.set_xlabel("accuracy, %\n(thin: one test and its 95% interval;\nthick: mean ± std of several)", fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         _plain_axes(axes)
-    grid[0].set_yticks(range(len(labels)), [_plain(label) for label in labels], fontsize=9)
+    grid[0].set_yticks(range(len(labels)), [plain_text(label) for label in labels], fontsize=9)
     grid[0].set_ylim(len(labels) - 0.5, -0.5)
     return figure
 
 
-def accuracy_csv(rows: Sequence[Tested]) -> str:
+def accuracy_csv(rows: Sequence[Accuracy]) -> str:
     """Every number in :func:`accuracy_intervals`: ``line, setting, run, value, ci95, std``; fractions.
 
     Of a line with several tests the last row, with ``mean`` for the run, is their mean and its ``std``.
     """
-    groups: dict[tuple[str, str], list[Tested]] = {}
+    groups: dict[tuple[str, str], list[Accuracy]] = {}
     for row in rows:
         groups.setdefault((row.label, row.setting), []).append(row)
     lines: list[Sequence[object]] = []
@@ -225,7 +224,7 @@ def _draw_curves(axes: Axes, groups: Sequence[Group], measure: str, unit: str) -
     _plain_axes(axes)
 
 
-def _draw_tests(axes: Axes, place: int, rows: Sequence[Tested]) -> None:
+def _draw_tests(axes: Axes, place: int, rows: Sequence[Accuracy]) -> None:
     """Tests of one label at one place, one a little below the other."""
     color = OKABE_ITO[place % len(OKABE_ITO)]
     for number, row in enumerate(rows):
@@ -270,17 +269,8 @@ def _plain_axes(axes: Axes) -> None:
 
 def _name(group: Group) -> str:
     """The label, with the number of runs where there are several."""
-    name = _plain(group.label)
+    name = plain_text(group.label)
     return f"{name} ({len(group.runs)} runs)" if len(group.runs) > 1 else name
-
-
-def _plain(text: str, longest: int = _LONGEST) -> str:
-    """A text that matplotlib shows as it stands: no formula, no label that legends leave out, not too long."""
-    text = " ".join(text.split())
-    if len(text) > longest:
-        half = longest // 2
-        text = f"{text[:half]}…{text[-half:]}"
-    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

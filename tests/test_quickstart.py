@@ -25,6 +25,9 @@ def test_quickstart_keeps_its_promises(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     start = time.perf_counter()
     swbn = train_and_test()
+    main(["report", "runs/quickstart"])
+    page = Path("runs/quickstart/report.html").read_text(encoding="utf-8")
+    assert f"{100 * swbn['accuracy']:.2f} ± {100 * swbn['ci95']:.2f}" in page and "data:image/png" in page
     print(f"quickstart: {(time.perf_counter() - start) / 60:.1f} minutes")  # told, not asserted: machines differ
     assert swbn["accuracy"] >= 0.95 and swbn["ci95"] <= 0.01
     batch_norm = train_and_test("--model.norm=bn", "--model.norm_args=null")

@@ -8,8 +8,8 @@ from benchmarks.study.observations import Observation
 from benchmarks.study.runs import logged
 from swbn_lightning.curves import (
     MEASURES,
+    Accuracy,
     Group,
-    Tested,
     accuracy_csv,
     accuracy_intervals,
     curve_grid,
@@ -57,11 +57,11 @@ def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:
     }
 
 
-def tested(rows: Sequence[Observation]) -> list[Tested]:
+def tested(rows: Sequence[Observation]) -> list[Accuracy]:
     """The accuracies: a panel a configuration and setting, a line a norm, with the network where there are several."""
     several = len({row.network for row in rows}) > 1
     return [
-        Tested(
+        Accuracy(
             f"{row.network}, {row.norm}" if several else row.norm,
             " ".join(word for word in (Path(row.config).stem, row.setting) if word),
             f"seed {row.seed}",

@@ -15,7 +15,7 @@ from swbn_lightning.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
 from swbn_lightning.report_page.nested import flatten
 from swbn_lightning.runs import RESULTS_FILE
-from swbn_lightning.whiteness.records import WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness
+from swbn_lightning.whiteness.records import MEAN, WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.csv"
@@ -88,7 +88,7 @@ def read_run(path: Path) -> RunFolder:
     run.environment = _try(run, ENVIRONMENT_FILE, _read_json) or {}
     if run.trained:
         run.metrics = _try(run, METRICS_FILE, read_metrics) or {}
-        run.whiteness = _try(run, WHITENESS_FILE, read_whiteness) or []
+        run.whiteness = _try(run, WHITENESS_FILE, _read_whiteness) or []
     for file in sorted(path.glob("heatmap_*.csv")):
         maps = _try(run, file.name, read_heatmap)
         if maps:
@@ -176,6 +176,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"it holds a {type(content).__name__}, not a mapping")
     return flatten(content)
+
+
+def _read_whiteness(path: Path) -> list[dict[str, Any]]:
+    rows = read_whiteness(path)
+    if rows and all(row["layer"] == MEAN for row in rows):
+        raise InputError("it holds no layer")
+    return rows
 
 
 def _number(text: str) -> float | None:

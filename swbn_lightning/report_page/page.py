@@ -26,7 +26,7 @@ from swbn_lightning.report_page.trainings import (
     tested,
 )
 from swbn_lightning.runs import write_whole
-from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
+from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, plain_text, whiteness_by_layer
 
 REPORT_FILE = "report.html"
 # So many have pictures of their own, and so many lines can be told apart in one: pages of a big study stay usable.
@@ -162,7 +162,7 @@ def _heatmaps(trainings: Sequence[Training]) -> list[Html | None]:
     for layer, signed in layers:
         columns = {t.label: t.heatmaps[layer] for t in trainings if layer in t.heatmaps and t.signed == signed}
         shown = dict(list(columns.items())[:MOST_PICTURED])
-        figure = heatmap_pairs({_short(label): maps for label, maps in shown.items()}, signed)
+        figure = heatmap_pairs({plain_text(label, 24): maps for label, maps in shown.items()}, signed)
         caption = join([tag("code", layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. ",
                         _left_out(len(columns), MOST_PICTURED)])  # fmt: skip
         made.append(_scrolling(picture(figure, f"Correlation matrices of {layer}", caption)))
@@ -193,10 +193,6 @@ def _scrolling(content: Html) -> Html:
 
 def _left_out(number: int, most: int) -> str | None:
     return f"The first {most} of {number} runs; name fewer to see the others." if number > most else None
-
-
-def _short(label: str) -> str:
-    return label.replace("$", r"\$") if len(label) <= 24 else f"…{label[-23:]}".replace("$", r"\$")
 
 
 def _name(paths: Sequence[str | Path]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swbn_lightning.curves import MEASURES, Group, Tested
+from swbn_lightning.curves import MEASURES, Accuracy, Group
 from swbn_lightning.report_page.folders import RunFolder, Series
 from swbn_lightning.report_page.nested import ABSENT, differences
 from swbn_lightning.whiteness.records import CorrelationMap
@@ -136,9 +136,9 @@ def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
     return made, unit
 
 
-def tested(groups: Iterable[TrainingGroup]) -> list[Tested]:
+def tested(groups: Iterable[TrainingGroup]) -> list[Accuracy]:
     """The accuracies of all tests; of a test that was repeated the last."""
-    found: dict[tuple[str, str, str], Tested] = {}
+    found: dict[tuple[str, str, str], Accuracy] = {}
     for group in groups:
         for training in group.trainings:
             for folder in training.tests:
@@ -146,7 +146,7 @@ def tested(groups: Iterable[TrainingGroup]) -> list[Tested]:
                     value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
                     if value is not None:
                         setting = setting_of(row)
-                        made = Tested(group.label, setting, training.label, value, ci95)
+                        made = Accuracy(group.label, setting, training.label, value, ci95)
                         found[group.label, setting, training.label] = made
     return list(found.values())
 

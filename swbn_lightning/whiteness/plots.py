@@ -152,7 +152,12 @@ def compare_whiteness(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: 
         }
         values = {(row["epoch"], row["layer"]): _finite(row.get(measure, math.nan)) for row in rows}
         epochs = sorted({row["epoch"] for row in rows})
-        left.plot(range(len(names)), [values.get((epochs[-1], name), math.nan) for name in names], label=label, **style)
+        left.plot(
+            range(len(names)),
+            [values.get((epochs[-1], name), math.nan) for name in names],
+            label=plain_text(label),
+            **style,
+        )
         right.plot([epoch + 1 for epoch in epochs], [values.get((epoch, MEAN), math.nan) for epoch in epochs], **style)
     _label_layers(left, names)
     left.set_ylabel(LABELS[measure], fontsize=10)
@@ -216,8 +221,19 @@ def _draw_map(axes: Axes, found: CorrelationMap, signed: bool) -> Any:
 
 def _label_layers(axes: Axes, layers: list[str]) -> None:
     step = math.ceil(len(layers) / _MOST_TICKS) or 1
-    axes.set_xticks(range(0, len(layers), step), _short(layers)[::step], rotation=90, fontsize=7)
+    axes.set_xticks(
+        range(0, len(layers), step), [plain_text(name) for name in _short(layers)[::step]], rotation=90, fontsize=7
+    )
     axes.set_xlabel("layer, from input to output", fontsize=10)
+
+
+def plain_text(text: str, longest: int = 46) -> str:
+    """A text that matplotlib shows as it stands: no formula, no label that legends leave out, not too long."""
+    text = " ".join(text.split())
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def whole_numbers(axes: Axes) -> None:

@@ -199,6 +199,7 @@ BROKEN = [
     ("metrics.csv", b"epoch,step,val/loss\nnan,inf,3\n1e999,x,1\n0,0,inf\n", None),
     ("whiteness.csv", b"epoch,layer\nx,y\n", "whiteness.csv cannot be read"),
     ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,a,0.5\n", None),
+    ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,mean,0.5\n", "whiteness.csv cannot be read (it holds no layer)"),
     ("environment.json", b"7", "environment.json cannot be read"),
     (f"heatmap_{LAYERS[1]}.csv", b"map,epoch\nbefore,1\n", f"heatmap_{LAYERS[1]}.csv cannot be read"),
     (f"heatmap_{LAYERS[1]}.csv", b"", None),

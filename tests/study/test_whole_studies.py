@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+from PIL import Image
 
 from benchmarks.study import runs as study_runs
 from benchmarks.study.__main__ import main
@@ -25,8 +26,8 @@ def own_lines(capsys):
     return printed[printed.index("## ") :]
 
 
-def read(folder):
-    return list(csv.DictReader((folder / "study.csv").open()))
+def read(folder, name="study.csv"):
+    return list(csv.DictReader((folder / name).open()))
 
 
 def results(folder):
@@ -65,6 +66,7 @@ def test_a_classification_study(studied, capsys):
         assert row["paper"] == "" and row["dataset"] == "GlyphDataModule" and row["method"] == "ImageClassifier"
         assert json.loads(row["norm_args"]) == ({"step_size": 0.01} if row["norm"] == "swbn-fro" else None)
     check_table(printed, rows)
+    check_pictures(rows)
     assert Path("runs/study.md").read_text() in printed + "\n"
 
     # Nothing is done twice; the table comes from what is there.
@@ -112,6 +114,22 @@ def check_table(printed, rows):
         assert cells["whiteness distance, start → end"] == f"{start:.2f} → {end:.2f}"
         assert cells["an epoch, s"] == f"{np.mean([float(row['epoch_seconds']) for row in own]):.3g}"
         assert "epochs to 20 % (val)" in cells
+
+
+def check_pictures(rows):
+    """The numbers of the pictures again, from the runs' own files."""
+    curves = read(Path("runs"), "curves.csv")
+    assert {row["part"] for row in curves} == {"glyphs, resnet20"}
+    for norm in ("bn", "swbn-fro"):
+        logged = [[float(line["val/loss"]) for line in validated(row["run"])] for row in rows if row["norm"] == norm]
+        own = [row for row in curves if (row["line"], row["quantity"]) == (norm, "val/loss")]
+        assert [row["epochs_trained"] for row in own] == ["1", "2"] and {row["runs"] for row in own} == {"2"}
+        np.testing.assert_allclose([float(row["mean"]) for row in own], np.mean(logged, axis=0))
+        np.testing.assert_allclose([float(row["std"]) for row in own], np.std(logged, axis=0, ddof=1))
+    accuracies = [row for row in read(Path("runs"), "accuracy.csv") if row["run"] != "mean"]
+    found = {(row["line"], row["run"]): (row["value"], row["ci95"]) for row in accuracies}
+    assert found == {(row["norm"], f"seed {row['seed']}"): (row["value"], row["ci95"]) for row in rows}
+    assert all(Image.open(f"runs/{name}.png").width > 700 for name in ("curves", "accuracy"))
 
 
 def test_a_few_shot_study(in_process, tiny_cifar100, tmp_path, monkeypatch, capsys):

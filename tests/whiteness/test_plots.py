@@ -9,7 +9,15 @@ from PIL import Image
 
 from swbn_lightning.whiteness import CorrelationMap
 from swbn_lightning.whiteness.measures import MEASURES
-from swbn_lightning.whiteness.plots import LABELS, OKABE_ITO, heatmap_pairs, save, to_array, whiteness_by_layer
+from swbn_lightning.whiteness.plots import (
+    LABELS,
+    OKABE_ITO,
+    compare_whiteness,
+    heatmap_pairs,
+    save,
+    to_array,
+    whiteness_by_layer,
+)
 
 
 def a_map(epoch, size=6, seed=0):
@@ -121,14 +129,33 @@ def test_lines_by_layer_and_epoch(measure):
     assert_nothing_is_cut_off(figure)
 
 
+def test_runs_side_by_side():
+    runs = {"bn": rows([-1, 0, 4], layers=3), "swbn": rows([-1, 2], layers=3), "$odd": rows([-1], layers=2)}
+    figure = compare_whiteness(runs)
+    left, right = figure.axes
+    for number, given in enumerate(runs.values()):
+        last = max(row["epoch"] for row in given)
+        by_layer = [row["rms"] for row in given if row["epoch"] == last and row["layer"] != "mean"]
+        np.testing.assert_allclose(left.get_lines()[number].get_ydata()[: len(by_layer)], by_layer)
+        means = {row["epoch"] + 1: row["rms"] for row in given if row["layer"] == "mean"}
+        course = right.get_lines()[number]
+        assert dict(zip(course.get_xdata(), course.get_ydata(), strict=True)) == pytest.approx(means)
+        assert course.get_color() == left.get_lines()[number].get_color() == OKABE_ITO[number]
+    assert {"bn", "swbn", r"\$odd", "epochs trained", LABELS["rms"]} <= set(texts(figure))
+    assert_nothing_is_cut_off(figure)
+    for nothing in ({}, {"a": []}):
+        with pytest.raises(ValueError, match="no rows"):
+            compare_whiteness(nothing)
+
+
 def test_deep_networks_single_layers_and_values_that_are_not_finite():
     deep = whiteness_by_layer(rows([-1, 0], layers=100))
     assert 20 <= len(deep.axes[0].get_xticks()) <= 40
     assert_nothing_is_cut_off(deep)
     given = rows([-1], layers=1)
-    given[0]["kl"] = float("inf")
+    given[0] |= {"kl": float("inf"), "layer": r"net.$\frac$"}  # no formula
     figure = whiteness_by_layer(given, "kl")
-    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["norm"]
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == [r"\$\frac\$"]
     assert_nothing_is_cut_off(figure)
     with pytest.raises(ValueError, match="unknown measure 'rmss'; did you mean 'rms'"):
         whiteness_by_layer(given, "rmss")
