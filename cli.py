@@ -1,6 +1,7 @@
 """The command: ``swbn fit|train|validate|test|predict --config FILE``."""
 
 import logging
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,16 +11,19 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.plugins import CheckpointIO
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import classification  # noqa: F401 (its classes are known by their short names)
 import fewshot  # noqa: F401
 from fewshot.prediction import PredictionTable
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.errors import InputError
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.report import ResultTable
+from swbn_lightning.resuming import LastCheckpoint, RandomStreams
 from swbn_lightning.runs import find_checkpoint, new_run_folder
 from swbn_lightning.whiteness import WhitenessMonitor
 
@@ -89,12 +93,13 @@ class SwbnCLI(LightningCLI):
             callbacks.append(RichProgressBar())
         if config.get("logger"):
             callbacks.append(LearningRateMonitor())
-        callbacks += [ResultTable(), PredictionTable()]
+        callbacks += [RandomStreams(), ResultTable(), PredictionTable()]
         if config.get("enable_checkpointing") is not False and not probing:
             best = self._get(self.config_init, "checkpoint")
             if self._can_be_monitored(best.monitor):
                 callbacks.append(best)
-            callbacks.append(_keep_last())
+            callbacks.append(LastCheckpoint())
+        config["plugins"] = _with_checkpoint_io(config.get("plugins"))
         return self._instantiate_trainer(config, callbacks)
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
@@ -107,7 +112,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command; ``args`` as on the command line, ``sys.argv`` by default.
 
     Raises:
-        SystemExit: 2 for input that cannot work, after a message that says what would.
+        SystemExit: 2 for input that cannot work, after a message that says what would; 143 when SIGTERM ended it.
     """
     if args is None:
         sys.argv[1:] = _without_alias(sys.argv[1:])
@@ -135,6 +140,8 @@ def main(args: Sequence[str] | None = None) -> None:
             raise
         print(f"swbn: error: {mistake}", file=sys.stderr)
         raise SystemExit(2) from None
+    except SIGTERMException:  # which alone would end with 0, as if the training were done
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def console() -> None:
@@ -157,11 +164,11 @@ def _without_alias(arguments: Sequence[str]) -> list[str]:
     return ["fit" if i == 0 and word == "train" else word for i, word in enumerate(arguments)]
 
 
-def _keep_last() -> ModelCheckpoint:
-    """``last.ckpt`` after every epoch. (``save_last`` of the other callback writes it with a new best alone.)"""
-    return ModelCheckpoint(
-        filename="last", monitor=None, every_n_epochs=1, save_on_train_epoch_end=True, enable_version_counter=False
-    )
+def _with_checkpoint_io(given: Any) -> list[Any]:
+    """The trainer's plugins, with this package's way to write checkpoints unless another one is among them."""
+    plugins = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    own = [] if any(isinstance(plugin, CheckpointIO) for plugin in plugins) else [WholeCheckpointIO()]
+    return [*plugins, *own]
 
 
 def _loggers(root: str, name: str) -> list[Logger]:

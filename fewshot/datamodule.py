@@ -13,7 +13,7 @@ from fewshot.episodes import EpisodeSampler
 from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
-from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
+from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
 
@@ -185,7 +185,7 @@ class EpisodicDataModule(ImageDataModule):
         dataset = EpisodeDataset(self.image_set("train"), self.settings["train"], seed, self.augment)
         trainer = self.trainer
         world, rank = (trainer.world_size, trainer.global_rank) if trainer is not None else (1, 0)
-        return DataLoader(
+        return ResumableLoader(
             dataset,
             batch_size=self.episodes_per_step,
             sampler=EpochSampler(dataset, world, rank, shuffle=False, drop_last=True),
@@ -228,7 +228,13 @@ class EpisodicDataModule(ImageDataModule):
         image_set, s = self.image_set(split), self.settings[split]
         order = _whole_episodes_first(image_set.labels, s.shots + s.queries)
         dataset = ImageDataset(image_set, order)
-        return DataLoader(dataset, batch_size=self.eval_batch_size, shuffle=False, collate_fn=as_is)
+        return DataLoader(
+            dataset,
+            batch_size=self.eval_batch_size,
+            shuffle=False,
+            collate_fn=as_is,
+            generator=torch.Generator(),  # DataLoader would draw from the process's stream
+        )
 
 
 def _whole_episodes_first(labels: Tensor, per_class: int) -> Tensor:
