@@ -21,7 +21,9 @@ from fewshot.prediction import PredictionTable
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.errors import InputError
+from swbn_lightning.finite import StopOnNonFinite
 from swbn_lightning.image_data import ImageDataModule
+from swbn_lightning.ranks import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.report import ResultTable
 from swbn_lightning.resuming import LastCheckpoint, RandomStreams
 from swbn_lightning.runs import find_checkpoint, new_run_folder
@@ -47,6 +49,7 @@ class SwbnCLI(LightningCLI):
         # Made callbacks of the trainer below, unless it is told to have none of their kind.
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(WhitenessMonitor, "whiteness")
+        parser.add_lightning_class_args(StopOnNonFinite, "finite")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/accuracy",
@@ -93,7 +96,7 @@ class SwbnCLI(LightningCLI):
             callbacks.append(RichProgressBar())
         if config.get("logger"):
             callbacks.append(LearningRateMonitor())
-        callbacks += [RandomStreams(), ResultTable(), PredictionTable()]
+        callbacks += [self._get(self.config_init, "finite"), RandomStreams(), ResultTable(), PredictionTable()]
         if config.get("enable_checkpointing") is not False and not probing:
             best = self._get(self.config_init, "checkpoint")
             if self._can_be_monitored(best.monitor):

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from cli import main
-from swbn_lightning.resuming import random_streams, set_random_streams
+from swbn_lightning.resuming import RandomStreams, random_streams, set_random_streams
 from swbn_lightning.runs import find_checkpoint
 from tests.reliability.tiny_runs import Kill, assert_same_training, classification, few_shot, fit
 
@@ -124,6 +125,24 @@ def test_random_streams_are_plain_data_and_go_on(tmp_path):
     assert first == draw()
 
 
+@pytest.mark.parametrize("middle", [True, False])
+def test_what_a_loader_draws_when_it_is_made_counts_once(middle):
+    """In the middle of an epoch its loader had drawn already when the states were kept; at its end it had not."""
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"),
+        global_rank=0,
+        world_size=1,
+        fit_loop=SimpleNamespace(restarted_mid_epoch=middle),
+    )
+    checkpoint, streams = {}, RandomStreams()
+    streams.on_save_checkpoint(trainer, None, checkpoint)
+    expected = [torch.rand(()).item(), torch.rand(()).item()][0 if middle else 1]
+    streams.on_load_checkpoint(trainer, None, checkpoint)
+    torch.rand(())  # as DataLoader does when it is iterated
+    streams.on_train_start(trainer, None)
+    assert torch.rand(()).item() == expected
+
+
 def test_the_command_ends_with_143_and_goes_on(tiny_mnist, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     given = [
@@ -142,4 +161,5 @@ def test_the_command_ends_with_143_and_goes_on(tiny_mnist, tmp_path, monkeypatch
     main([*given, "--ckpt_path=runs/run"])
     content = torch.load(find_checkpoint("runs/run", "last"), weights_only=True)
     assert content["global_step"] == 10 and "random_streams" in content
+    assert "finite:\n  every_n_steps: null" in (last.parents[1] / "config.yaml").read_text()
     assert sorted(path.name for path in last.parent.iterdir() if "tmp" in path.name) == []
