@@ -133,7 +133,7 @@ class StopOnNonFinite(pl.Callback):
 
     def _origin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """Where it began, as far as a second forward of the batch at hand tells."""
-        parameters = dict(pl_module.named_parameters())
+        parameters: dict[str, Tensor] = dict(pl_module.named_parameters())
         if found := [name for name in _not_finite(parameters) if name not in self._ignored]:
             return (
                 f"{found[0]} is not finite either, so a step since the last look went wrong. Go on from the last "
@@ -211,4 +211,6 @@ def _scales_loss(trainer: pl.Trainer) -> bool:
 
 
 def _any_process(trainer: pl.Trainer, found: bool) -> bool:
-    return trainer.world_size == 1 and found or bool(trainer.strategy.reduce_boolean_decision(found, all=False))
+    if trainer.world_size == 1:
+        return found
+    return bool(trainer.strategy.reduce_boolean_decision(found, all=False))

@@ -13,6 +13,7 @@ from tests.reliability import two_processes
 
 REPOSITORY = Path(__file__).parents[2]
 KINDS = ("classification", "few-shot")
+pytestmark = pytest.mark.slow  # two processes of Lightning: half a minute, on a busy machine more
 
 
 @pytest.fixture(scope="module")
