@@ -2,6 +2,7 @@
 
 import logging
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.plugins import CheckpointIO
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import classification  # noqa: F401 (its classes are known by their short names)
@@ -20,10 +22,14 @@ from fewshot.prediction import PredictionTable
 from fewshot.saving import EpisodeFiles
 from swbn_lightning import compare
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.environment import EnvironmentFile
 from swbn_lightning.errors import InputError
+from swbn_lightning.finite import StopOnNonFinite
 from swbn_lightning.image_data import ImageDataModule
+from swbn_lightning.ranks import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.report import ResultTable
+from swbn_lightning.resuming import LastCheckpoint, RandomStreams
 from swbn_lightning.runs import find_checkpoint, new_run_folder
 from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.whiteness import WhitenessMonitor
@@ -53,6 +59,7 @@ class SwbnCLI(LightningCLI):
         # Made callbacks of the trainer below, unless it is told to have none of their kind.
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(WhitenessMonitor, "whiteness")
+        parser.add_lightning_class_args(StopOnNonFinite, "finite")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/accuracy",
@@ -101,6 +108,7 @@ class SwbnCLI(LightningCLI):
         if config.get("logger"):
             callbacks.append(LearningRateMonitor())
             callbacks.append(EnvironmentFile(self._command_line))
+        callbacks += [self._get(self.config_init, "finite"), RandomStreams()]
         callbacks += [ResultTable(), EpisodeFiles(), PredictionTable()]
         if config.get("logger") and self._get(self.config_init, "run").report:
             callbacks.append(_report_page())  # after those whose files it shows
@@ -108,7 +116,8 @@ class SwbnCLI(LightningCLI):
             best = self._get(self.config_init, "checkpoint")
             if self._can_be_monitored(best.monitor):
                 callbacks.append(best)
-            callbacks.append(_keep_last())
+            callbacks.append(LastCheckpoint())
+        config["plugins"] = _with_checkpoint_io(config.get("plugins"))
         return self._instantiate_trainer(config, callbacks)
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
@@ -131,7 +140,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run one command; ``args`` as on the command line, ``sys.argv`` by default.
 
     Raises:
-        SystemExit: 2 for input that cannot work, after a message that says what would.
+        SystemExit: 2 for input that cannot work, after a message that says what would; 143 when SIGTERM ended it.
     """
     given = sys.argv[1:] if args is None else list(args)
     run = _COMMANDS.get(given[0]) if given else None
@@ -157,18 +166,21 @@ def _run_lightning(args: Sequence[str] | None) -> None:
     for message in _NOISE:
         warnings.filterwarnings("ignore", message)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_is_no_advertisement)
-    SwbnCLI(
-        pl.LightningModule,
-        pl.LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        auto_configure_optimizers=False,
-        save_config_kwargs={"overwrite": True},
-        seed_everything_default=0,
-        parser_kwargs={"prog": "swbn", "description": __doc__, "epilog": _HELP},
-        trainer_defaults={"log_every_n_steps": 10},
-        args=args,
-    )
+    try:
+        SwbnCLI(
+            pl.LightningModule,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            parser_kwargs={"prog": "swbn", "description": __doc__, "epilog": _HELP},
+            trainer_defaults={"log_every_n_steps": 10},
+            args=args,
+        )
+    except SIGTERMException:  # which alone would end with 0, as if the training were done
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def console() -> None:
@@ -191,11 +203,11 @@ def _without_alias(arguments: Sequence[str]) -> list[str]:
     return ["fit" if i == 0 and word == "train" else word for i, word in enumerate(arguments)]
 
 
-def _keep_last() -> ModelCheckpoint:
-    """``last.ckpt`` after every epoch. (``save_last`` of the other callback writes it with a new best alone.)"""
-    return ModelCheckpoint(
-        filename="last", monitor=None, every_n_epochs=1, save_on_train_epoch_end=True, enable_version_counter=False
-    )
+def _with_checkpoint_io(given: Any) -> list[Any]:
+    """The trainer's plugins, with this package's way to write checkpoints unless another one is among them."""
+    plugins = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    own = [] if any(isinstance(plugin, CheckpointIO) for plugin in plugins) else [WholeCheckpointIO()]
+    return [*plugins, *own]
 
 
 def _loggers(root: str, name: str) -> list[Logger]:

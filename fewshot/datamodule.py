@@ -18,7 +18,7 @@ from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
 from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
 from swbn_lightning.data.images import take
-from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
+from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
 
@@ -281,7 +281,13 @@ class EpisodicDataModule(ImageDataModule):
         image_set, s = self.image_set(split), self.settings[split]
         order = _whole_episodes_first(image_set.labels, s.shots + s.queries)
         dataset = ImageDataset(image_set, order)
-        return DataLoader(dataset, batch_size=self.eval_batch_size, shuffle=False, collate_fn=as_is)
+        return DataLoader(
+            dataset,
+            batch_size=self.eval_batch_size,
+            shuffle=False,
+            collate_fn=as_is,
+            generator=torch.Generator(),  # DataLoader would draw from the process's stream
+        )
 
 
 def episode_loader(
@@ -289,7 +295,7 @@ def episode_loader(
 ) -> DataLoader[EpisodeBatch]:
     """Batches of training episodes, each process its share of them; a part of a batch at the end is left out."""
     world, rank = (trainer.world_size, trainer.global_rank) if trainer is not None else (1, 0)
-    return DataLoader(
+    return ResumableLoader(
         dataset,
         batch_size=episodes_per_step,
         sampler=EpochSampler(dataset, world, rank, shuffle=False, drop_last=True),

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import update_norms
 from swbn_lightning.norms.update import updated_norms
-from swbn_lightning.training import TrainingModule
+from swbn_lightning.training import training_forward
 
 CHECKPOINT = "averaged.ckpt"
 
@@ -48,7 +48,7 @@ class UpdateNorms(pl.Callback):
         if num_batches is not None:
             require_positive("UpdateNorms", num_batches=num_batches)
         self.num_batches = num_batches
-        self.forward = forward or _forward
+        self.forward = forward or training_forward
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -92,9 +92,3 @@ class UpdateNorms(pl.Callback):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = trainer.lightning_module._on_before_batch_transfer(batch)
             yield trainer.strategy.batch_to_device(batch)
-
-
-def _forward(pl_module: pl.LightningModule, batch: Any) -> Any:
-    if isinstance(pl_module, TrainingModule):
-        return pl_module.training_loss(batch)
-    return pl_module(batch[0] if isinstance(batch, list | tuple) else batch)

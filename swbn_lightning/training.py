@@ -247,6 +247,17 @@ def without_auto(norm_args: Mapping[str, Any] | None) -> Mapping[str, Any] | Non
     return {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
 
 
+def training_forward(module: pl.LightningModule, batch: Any) -> Any:
+    """Run the network on a batch as it arrives in ``training_step``, without logging anything.
+
+    This package's modules compute their training loss; of others the module itself is called with the batch, or with
+    its first element where it is a list or tuple.
+    """
+    if isinstance(module, TrainingModule):
+        return module.training_loss(batch)
+    return module(batch[0] if isinstance(batch, list | tuple) else batch)
+
+
 def _resolve_backbone(
     backbone: str | Backbone,
     norm: str,

@@ -19,8 +19,8 @@ from cli import main
 from swbn_lightning.runs import find_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
-# Those of the paper need other data: tests/classification and tests/fewshot run them.
-CONFIGS = sorted(p for p in (REPOSITORY / "configs").rglob("*.yaml") if "paper" not in p.parts)
+# Those of the paper need other data (tests/classification, tests/fewshot), those of scaling more machines.
+CONFIGS = sorted(p for p in (REPOSITORY / "configs").rglob("*.yaml") if not {"paper", "scaling"} & set(p.parts))
 CIFAR_FS = REPOSITORY / "configs" / "fewshot" / "cifar_fs_prototypical.yaml"
 SHORT = [
     "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--data.train.ways=5", "--data.train.shots=1",

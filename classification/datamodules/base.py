@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
 from swbn_lightning.data.images import hold_out, take
-from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
+from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.image_data import ImageDataModule, as_is
 
@@ -191,7 +191,7 @@ class ClassificationDataModule(ImageDataModule):
         # give the same orders, one epoch apart.
         seed = stream_seed(self.training_seed)
         order: EpochSampler[Any] = EpochSampler(dataset, world, rank, shuffle=True, seed=seed, drop_last=True)
-        return self._loader(dataset, order, self.batch_size, drop_last=True)
+        return self._loader(dataset, order, self.batch_size, ResumableLoader, drop_last=True)
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         # Without data loaders Lightning trains without validation.
@@ -236,14 +236,22 @@ class ClassificationDataModule(ImageDataModule):
             size += 1
         return self._loader(dataset, UnrepeatedDistributedSampler(dataset, world, rank, shuffle=False), size)
 
-    def _loader(self, dataset: Dataset[Any], sampler: Any, batch_size: int, drop_last: bool = False) -> DataLoader[Any]:
+    def _loader(
+        self,
+        dataset: Dataset[Any],
+        sampler: Any,
+        batch_size: int,
+        kind: type[DataLoader[Any]] = DataLoader,
+        drop_last: bool = False,
+    ) -> DataLoader[Any]:
         trainer = self.trainer
-        return DataLoader(
+        return kind(
             dataset,
             batch_size=batch_size,
             sampler=sampler,
             drop_last=drop_last,
             collate_fn=as_is,
+            generator=torch.Generator(),  # DataLoader would draw from the process's stream
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",

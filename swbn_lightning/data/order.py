@@ -1,10 +1,14 @@
 """Which images an epoch's batches hold, on which process, and the number of the epoch for those who draw by it."""
 
-from typing import TypeVar
+import itertools
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
+
+from swbn_lightning.errors import InputError
 
 Item = TypeVar("Item", covariant=True)
 
@@ -35,7 +39,58 @@ class EpochSampler(DistributedSampler[Item]):
     """Shards a data set over processes, and passes on the epoch, which Lightning announces to samplers."""
 
     dataset: EpochDataset[Item]
+    #: So many items are passed over by the next iteration (and by it alone).
+    start = 0
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.start = self.start, 0
+        return itertools.islice(super().__iter__(), start, None)
+
+
+class ResumableLoader(DataLoader[Any]):
+    """Batches in the order of an :class:`EpochSampler`; after an interruption goes on in the middle of the epoch.
+
+    Lightning keeps ``state_dict`` in every checkpoint: the epoch, and how many of its batches have been handed out.
+    Of another epoch all batches are handed out, since a checkpoint made at an epoch's end is gone on with at the next.
+
+    Nothing is taken from the process's random stream: what DataLoader seeds its workers with is a function of
+    (seed of the order, epoch).
+
+    Args:
+        args: as ``DataLoader``.
+        kwargs: as ``DataLoader``.
+
+    Raises:
+        InputError: when iterated, a state in the middle of an epoch and another sampler than an ``EpochSampler``,
+            which Lightning's ``overfit_batches`` puts in its place.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"generator": torch.Generator(), **kwargs})
+        self._state = {"epoch": 0, "batches": 0}
+        self._loaded: dict[str, int] | None = None  # for the next iteration alone
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._loaded = dict(state)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # Begins with the first batch, not before: in between Lightning tells the sampler its epoch.
+        order, epoch = self.sampler, getattr(self.sampler, "epoch", 0)
+        loaded, self._loaded = self._loaded, None
+        handed_out = loaded["batches"] if loaded and loaded["epoch"] == epoch else 0
+        self._state = {"epoch": epoch, "batches": handed_out}
+        if isinstance(order, EpochSampler):
+            order.start = handed_out * (self.batch_size or 1)
+            self.generator.manual_seed(stream_seed(order.seed, epoch))
+        elif handed_out:
+            raise InputError("with overfit_batches training cannot go on in the middle of an epoch; leave it out.")
+        for batch in super().__iter__():
+            self._state["batches"] += 1
+            yield batch

@@ -1,0 +1,69 @@
+"""Checkpoint files that are whole, whenever the process that writes them is killed, and that run no code."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.plugins import TorchCheckpointIO
+
+from swbn_lightning.errors import InputError
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint whole or not at all, and reads none that would run code.
+
+    Lightning 2.6 writes to the system's folder for temporary files and moves what is there: between two file systems
+    that is a copy over the old checkpoint, and a kill in the middle of it leaves neither. Here the new file grows
+    beside the old one, is brought to the disk, and takes its name in one step; where there is no room, the old one
+    stays. Files that are not local are written as Lightning does.
+
+    What is read is tensors, numbers, strings and containers of them (``weights_only=True``), whatever the caller or
+    ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` says.
+
+    Raises:
+        InputError: a file that cannot be written, as of a full disk, with the reason.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        if storage_options is not None or "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        except (OSError, RuntimeError) as error:
+            reason = error if isinstance(error, OSError) else error.__context__  # torch hides what the file said
+            if not isinstance(reason, OSError):
+                raise
+            raise InputError(
+                f"the checkpoint {path} could not be written ({reason.strerror or reason}). What was there before is "
+                "as it was: make room, then go on from it with --ckpt_path."
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)  # by its own name it is gone already
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return super().load_checkpoint(path, map_location, weights_only=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the folder's new entry to the disk too; some file systems cannot, and need not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,216 @@
+"""Stops a training whose numbers are no longer finite, says where that began, and keeps the last good checkpoint."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.training import training_forward
+
+
+class StopOnNonFinite(pl.Callback):
+    """Ends a training at a loss, gradient or weight that is NaN or infinite.
+
+    ======================================  ========================================================================
+    a loss that is not finite               the run stops, before the gradient where every step is looked at
+    a gradient that is not finite           the run stops before the optimiser's step, where every step is looked at
+    a weight or buffer that is not finite   the run stops at the next look, at the end of an epoch, and before any
+                                            checkpoint is written, so that checkpoints hold finite numbers alone
+    the same under ``precision: 16-mixed``  the loss scaler leaves the step out, and training goes on, with a warning;
+                                            it stops after ``max_skipped`` losses in a row
+    ======================================  ========================================================================
+
+    The error names the layer where it began: the batch that was at fault goes through the network once more, and the
+    first module is named whose output is not finite although its input is; or the first parameter that is not finite.
+
+    To look at a value makes a GPU wait for it, so there it is done at intervals: in between what was seen is kept on
+    the device. What is found then is up to an interval old, the weights are no longer finite, and where it began cannot
+    be told: going on from the last checkpoint with ``every_n_steps: 1`` tells.
+
+    Args:
+        every_n_steps: look at every so manyth batch; None for every one on a CPU and, on a GPU, the trainer's
+            ``log_every_n_steps``; 0 at the end of epochs and before checkpoints alone.
+        max_skipped: with a loss scaler, so many losses in a row may be not finite. Scaling starts at 2**16 and is
+            halved each time, so 20 leave a scale below 1, with which nothing overflows that did not anyway.
+
+    Raises:
+        InputError: a number out of range; in training, as above.
+    """
+
+    def __init__(self, every_n_steps: int | None = None, max_skipped: int = 20) -> None:
+        if every_n_steps not in (None, 0):
+            require_positive("StopOnNonFinite", every_n_steps=every_n_steps)
+        require_positive("StopOnNonFinite", max_skipped=max_skipped)
+        self.every_n_steps, self.max_skipped = every_n_steps, max_skipped
+        self._batch: Any = None
+        self._batches = 0  # seen since training started
+        self._in_a_row: Tensor | None = None  # losses that were not finite, up to now, on the device
+        self._most: Tensor | None = None  # in a row since the last look
+        self._ignored: set[str] = set()  # names of what was not finite to begin with, such as a mask
+        self._warned = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._ignored = set(_not_finite(_state(pl_module)))
+        self._in_a_row = torch.zeros((), dtype=torch.int64, device=pl_module.device)
+        self._most = self._in_a_row.clone()
+        self._batches, self._warned = 0, False
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._batch = batch
+        self._batches += 1
+
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
+        assert self._in_a_row is not None and self._most is not None
+        bad = ~torch.isfinite(loss.detach())
+        self._in_a_row = torch.where(bad, self._in_a_row + 1, 0)
+        self._most = torch.maximum(self._most, self._in_a_row)
+        if self._interval(trainer, pl_module) == 1:
+            self._look_at_losses(trainer, pl_module)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
+        if self._interval(trainer, pl_module) != 1 or _scales_loss(trainer):
+            return
+        gradients = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
+        if found := _not_finite(gradients):
+            # Backward runs from the last layer to the first: the last one is where it began.
+            self._stop(trainer, f"the gradient of {found[-1]} is not finite, while the loss is", None)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        interval = self._interval(trainer, pl_module)
+        if interval > 1 and self._batches % interval == 0:
+            self._look_at_losses(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look_at_losses(trainer, pl_module)
+        self._look_at_state(trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == "fit":
+            self._look_at_state(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._batch = None
+
+    def _interval(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> int:
+        if self.every_n_steps is not None:
+            return self.every_n_steps
+        return 1 if pl_module.device.type == "cpu" else max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
+
+    def _look_at_losses(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert self._most is not None
+        most = int(self._most)
+        self._most.zero_()
+        allowed = self.max_skipped if _scales_loss(trainer) else 0
+        # Every process must do the same, or the others would wait for it.
+        if _any_process(trainer, most > allowed):
+            times = f"{most} losses in a row were" if allowed else "the loss is"
+            self._stop(trainer, f"{times} not finite", self._origin(trainer, pl_module))
+        elif most and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"A loss was not finite (global step {trainer.global_step}); the loss scaler left its step out and "
+                f"training goes on. It stops after {self.max_skipped} in a row."
+            )
+
+    def _look_at_state(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        found = self._found_in_state(pl_module)
+        if _any_process(trainer, bool(found)):
+            named = f"{found[0]} is" if found else "in another process a weight is"
+            self._stop(trainer, f"{named} not finite ({len(found)} parameters and buffers are)", None)
+
+    def _found_in_state(self, pl_module: pl.LightningModule) -> list[str]:
+        return [name for name in _not_finite(_state(pl_module)) if name not in self._ignored]
+
+    def _origin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
+        """Where it began, as far as a second forward of the batch at hand tells."""
+        parameters: dict[str, Tensor] = dict(pl_module.named_parameters())
+        if found := [name for name in _not_finite(parameters) if name not in self._ignored]:
+            return (
+                f"{found[0]} is not finite either, so a step since the last look went wrong. Go on from the last "
+                "checkpoint with every_n_steps: 1 to be told which layer it begins in"
+            )
+        values = {f"value {number}": value for number, value in enumerate(_tensors(self._batch))}
+        if bad := _not_finite(values):
+            return f"the batch itself is not finite ({bad[0]} of it)"
+        with trainer.precision_plugin.forward_context(), _FirstNotFinite(pl_module) as first, torch.no_grad():
+            training_forward(pl_module, self._batch)
+        if first.name is None:
+            return "every layer's output is finite when the batch at hand runs again: it is the loss, or another batch"
+        return f"it begins in {first.name} ({first.kind}), whose output is the first that is not finite"
+
+    def _stop(self, trainer: pl.Trainer, what: str, origin: str | None) -> None:
+        kept = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]  # type: ignore[attr-defined]
+        last = next((c._last_checkpoint_saved for c in reversed(kept) if c._last_checkpoint_saved), None)
+        begins = f": {origin}" if origin else ""
+        raise InputError(
+            f"training stopped in epoch {trainer.current_epoch} at global step {trainer.global_step}: {what}{begins}. "
+            "Take a lower learning rate or gradient_clip_val, look for values in the data that are too large, or use "
+            f"a wider precision (bf16-mixed, 32-true). Last good checkpoint: {last or 'none'}."
+        )
+
+
+class _FirstNotFinite:
+    """Watches a forward for the first module whose output is not finite although its input is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.name: str | None = None
+        self.kind = ""
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> "_FirstNotFinite":
+        for name, module in self.model.named_modules():
+            if name:
+                hook = self._watch(name)
+                self._handles.append(module.register_forward_hook(hook))
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            # Inner modules end before the outer ones that hold them: the first to be met is the innermost.
+            if self.name is None and not all(torch.isfinite(value).all() for value in _tensors(output)):
+                self.name, self.kind = name, type(module).__name__
+
+        return hook
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and what a checkpoint holds beside them."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _not_finite(values: dict[str, Tensor]) -> list[str]:
+    """Names of those that hold a NaN or an infinity, looked at all at once: one wait for the device."""
+    floating = {name: value for name, value in values.items() if value.is_floating_point() and value.numel()}
+    if not floating:
+        return []
+    finite = torch.stack([torch.isfinite(value).all() for value in floating.values()]).tolist()
+    return [name for name, good in zip(floating, finite, strict=True) if not good]
+
+
+def _tensors(nest: Any) -> Iterator[Tensor]:
+    return (v for v in pytree.tree_leaves(nest) if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def _scales_loss(trainer: pl.Trainer) -> bool:
+    return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def _any_process(trainer: pl.Trainer, found: bool) -> bool:
+    if trainer.world_size == 1:
+        return found
+    return bool(trainer.strategy.reduce_boolean_decision(found, all=False))

@@ -1,0 +1,77 @@
+"""A check that the processes of a distributed training hold the same numbers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.norms.base import WhiteningNorm
+
+
+class CheckRanksAgree(pl.Callback):
+    """Stops a distributed training as soon as two processes hold different weights or whitening matrices.
+
+    For a doubt, or a cluster that is new: two small collectives and a pass over the weights a check. Compared are, bit
+    for bit, every parameter, and the buffers of whitening layers with ``sync=True`` and of ``SyncBatchNorm``. (Those of
+    plain BatchNorm differ by design: each process has its own batch's.) It is done after the optimiser's step, before
+    ``DistributedDataParallel`` writes rank 0's buffers over the others', which would hide a difference. With the
+    command: ``--trainer.callbacks+=CheckRanksAgree``.
+
+    Args:
+        every_n_steps: check after every so manyth training batch.
+
+    Raises:
+        InputError: a number below 1; when training starts, a strategy that shards the parameters; in training, with
+            the names of what differs, on every process.
+    """
+
+    def __init__(self, every_n_steps: int = 1) -> None:
+        require_positive("CheckRanksAgree", every_n_steps=every_n_steps)
+        self.every_n_steps = every_n_steps
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size > 1 and not hasattr(trainer.strategy, "_ddp_kwargs"):
+            raise InputError(
+                f"CheckRanksAgree compares whole parameters, but {type(trainer.strategy).__name__} may shard them; "
+                "use strategy: ddp, or leave the callback out."
+            )
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.world_size > 1 and (batch_idx + 1) % self.every_n_steps == 0:
+            self.check(pl_module, f"after batch {batch_idx} of epoch {trainer.current_epoch}")
+
+    def check(self, model: nn.Module, when: str = "now") -> None:
+        """Compare; every process of the default group must call it."""
+        compared = dict(_compared(model))
+        sums = torch.stack([_checksum(value) for value in compared.values()])
+        most, least = sums.clone(), sums.clone()
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        differ = [name for name, differs in zip(compared, (most != least).tolist(), strict=True) if differs]
+        if differ:
+            raise InputError(
+                f"the processes disagree {when}: {', '.join(differ[:5])}{', …' if len(differ) > 5 else ''} "
+                f"({len(differ)} of {len(compared)} compared). Something on one of them is not done on the others: a "
+                "hook or callback that changes weights, a random number, a layer with sync: false."
+            )
+
+
+def _compared(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm) or (isinstance(module, WhiteningNorm) and module.sync):
+            persistent = module.state_dict(keep_vars=True)
+            yield from ((f"{name}.{key}", value) for key, value in persistent.items() if not value.requires_grad)
+
+
+def _checksum(value: Tensor) -> Tensor:
+    """A 64-bit sum of the bytes, each weighted by its place, so that exchanged values differ too."""
+    octets = value.detach().contiguous().flatten().view(torch.uint8).long()
+    places = torch.arange(1, octets.numel() + 1, device=octets.device)
+    return ((octets + 1) * (places * 0x9E3779B1 % 0x7FFFFFFF)).sum()  # odd, well mixed multiples; wraps around

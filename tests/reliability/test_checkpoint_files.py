@@ -1,0 +1,178 @@
+"""Checkpoints are written whole or not at all, and loading one runs no code."""
+
+import errno
+import os
+import pickle
+import resource
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from cli import main
+from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.runs import find_checkpoint, load_backbone
+from tests.reliability.tiny_runs import QUIET, classification, fit
+
+BIG = {"state_dict": {"weight": torch.arange(100_000.0)}}
+
+
+@pytest.fixture
+def small_files_alone():
+    """No file may grow beyond 100 kB: the kernel refuses the write as it does on a full disk (EFBIG for ENOSPC)."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_is_written_is_read_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "new" / "folder" / "last.ckpt"
+    WholeCheckpointIO().save_checkpoint(BIG, path)
+    assert torch.equal(WholeCheckpointIO().load_checkpoint(path)["state_dict"]["weight"], BIG["state_dict"]["weight"])
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, small_files_alone):
+    path = tmp_path / "last.ckpt"
+    WholeCheckpointIO().save_checkpoint({"state_dict": {}, "epoch": 1}, path)
+    with pytest.raises(ValueError, match=r"last.ckpt could not be written \(File too large\).*make room.*--ckpt_path"):
+        WholeCheckpointIO().save_checkpoint(BIG, path)
+    assert torch.load(path, weights_only=True)["epoch"] == 1 and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failure_at_any_step_leaves_the_checkpoint_before(call, tmp_path, monkeypatch):
+    path = tmp_path / "last.ckpt"
+    WholeCheckpointIO().save_checkpoint({"epoch": 1}, path)
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), fail)
+    with pytest.raises(ValueError, match="No space left on device"):
+        WholeCheckpointIO().save_checkpoint({"epoch": 2}, path)
+    assert torch.load(path, weights_only=True) == {"epoch": 1} and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    done, fsync, replace = [], os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("fsync"), fsync(file)))
+    monkeypatch.setattr(Path, "replace", lambda self, to: (done.append("replace"), replace(self, to)))
+    WholeCheckpointIO().save_checkpoint(BIG, tmp_path / "last.ckpt")
+    assert done == ["fsync", "replace", "fsync"]  # the file, its name, the folder that holds the name
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
+def test_a_kill_while_writing_leaves_the_old_one(share, tmp_path):
+    path = tmp_path / "last.ckpt"
+    WholeCheckpointIO().save_checkpoint({"epoch": 1}, path)
+    WholeCheckpointIO().save_checkpoint(BIG, tmp_path / "whole")
+    stop = int((tmp_path / "whole").stat().st_size * share)
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover (killed)
+        written = 0
+
+        class Slow:
+            def __init__(self, file):
+                self.file = file
+
+            def write(self, data):
+                nonlocal written
+                written += self.file.write(data)
+                self.file.flush()
+                if written >= stop:
+                    os.kill(os.getpid(), 9)
+                return len(data)
+
+            def __getattr__(self, name):
+                return getattr(self.file, name)
+
+        save = torch.save
+        torch.save = lambda content, file: save(content, Slow(file))
+        WholeCheckpointIO().save_checkpoint(BIG, path)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 9
+    assert torch.load(path, weights_only=True) == {"epoch": 1} and find_names(tmp_path) == ["last.ckpt", "whole"]
+
+
+def find_names(folder):
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".tmp"))
+
+
+def test_what_cannot_be_saved_says_so_itself(tmp_path):
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        WholeCheckpointIO().save_checkpoint({"function": lambda: 0}, tmp_path / "last.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_on_a_full_disk_stops_and_keeps_its_last_checkpoint(tiny_mnist, tmp_path):
+    class Full(WholeCheckpointIO):
+        saved = 0
+
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            Full.saved += 1
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if Full.saved > 1 else limits[0], limits[1]))
+            try:
+                super().save_checkpoint(checkpoint, path, storage_options)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with pytest.raises(ValueError, match="could not be written"):
+        fit(tmp_path, *classification(tiny_mnist), plugin=Full())
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
+    last = fit(tmp_path, *classification(tiny_mnist), resume=tmp_path / "last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 15
+
+
+class Hostile:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return exec, (f"open({str(self.marker)!r}, 'w')",)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A checkpoint that makes a file when it is loaded as a pickle; and that file's path."""
+    marker, path = tmp_path / "ran", tmp_path / "hostile.ckpt"
+    torch.save({"state_dict": {}, "hyper_parameters": Hostile(marker), "loops": {}}, path)
+    torch.load(path, weights_only=False)  # it works
+    marker.unlink()
+    return path, marker
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("forced", [False, True])
+def test_no_command_runs_what_a_checkpoint_holds(command, forced, hostile, tiny_mnist, monkeypatch, capsys):
+    path, marker = hostile
+    if forced:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    given = [command, "--model=ImageClassifier", "--model.num_classes=10", "--data=MNISTDataModule"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*given, f"--data.root={tiny_mnist}", "--ckpt_path", str(path)])
+    assert stopped.value.code == 2 and "is not a readable checkpoint" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_nothing_in_python_runs_it_either(forced, hostile, tiny_mnist, monkeypatch):
+    path, marker = hostile
+    if forced:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    model, data = classification(tiny_mnist)
+    trainer = pl.Trainer(plugins=[WholeCheckpointIO()], **QUIET, enable_checkpointing=False)
+    loads = {
+        "fit": lambda: trainer.fit(model, datamodule=data, ckpt_path=path),
+        "test": lambda: trainer.test(model, datamodule=data, ckpt_path=path),
+        "not asked": lambda: trainer.test(model, datamodule=data, ckpt_path=path, weights_only=False),
+        "backbone": lambda: load_backbone(model.backbone, path),
+        "found": lambda: find_checkpoint(path),
+    }
+    for name, load in loads.items():
+        with pytest.raises((pickle.UnpicklingError, ValueError)):
+            load()
+        assert not marker.exists(), name

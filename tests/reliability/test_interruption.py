@@ -1,0 +1,165 @@
+"""A training that was stopped and went on is, bit for bit, the one that was not stopped."""
+
+import os
+import random
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from cli import main
+from swbn_lightning.resuming import RandomStreams, random_streams, set_random_streams
+from swbn_lightning.runs import find_checkpoint
+from tests.reliability.tiny_runs import Kill, assert_same_training, classification, few_shot, fit
+
+MORE = {
+    "plain": ({}, {}),
+    "accumulating": ({"accumulate_grad_batches": 3}, {}),
+    "validating often": ({"val_check_interval": 2}, {}),
+    "a worker": ({}, {"num_workers": 1}),
+    "limited": ({"limit_train_batches": 4}, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def make(tiny_mnist, tiny_cifar100):
+    """Model, data and the trainer's options of a training."""
+
+    def make(kind, more):
+        options, data = MORE[more]
+        builders = {"classification": (classification, tiny_mnist), "few-shot": (few_shot, tiny_cifar100)}
+        build, root = builders[kind]
+        torch.manual_seed(0)
+        return build(root, **data), options
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(make, tmp_path_factory):
+    """The last checkpoint of a run that nothing stopped, made once for each kind."""
+    made = {}
+
+    def run(kind, more):
+        if (kind, more) not in made:
+            parts, options = make(kind, more)
+            made[kind, more] = fit(tmp_path_factory.mktemp("whole"), *parts, **options)
+        return made[kind, more]
+
+    return run
+
+
+@pytest.mark.parametrize(("kind", "more", "number", "where", "step"), [
+    ("classification", "plain", 7, "train", 8),  # in the middle of the second epoch of five steps
+    ("classification", "plain", 4, "train", 5),  # the last step of an epoch, so that its validation is broken off
+    ("classification", "plain", 1, "validation", 5),
+    ("classification", "plain", 1, "epoch", 10),
+    ("classification", "accumulating", 8, "train", 3),  # in the middle of an optimiser step, after one batch of two
+    ("classification", "validating often", 7, "train", 8),
+    ("classification", "a worker", 7, "train", 8),
+    ("classification", "a worker", 1, "epoch", 10),
+    ("classification", "limited", 5, "train", 6),
+    ("few-shot", "plain", 7, "train", 8),
+    ("few-shot", "plain", 1, "epoch", 12),
+])  # fmt: skip
+def test_sigterm_loses_no_step(kind, more, number, where, step, make, uninterrupted, tmp_path):
+    parts, options = make(kind, more)
+    with pytest.raises(SIGTERMException):
+        fit(tmp_path, *parts, Kill(number, where=where), **options)
+    first = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert first["global_step"] == step and ("accumulated_gradients" in first) == (more == "accumulating")
+    parts, options = make(kind, more)
+    last = fit(tmp_path, *parts, resume=tmp_path / "last.ckpt", **options)
+    assert_same_training(last, uninterrupted(kind, more))
+
+
+def test_stopped_twice_in_one_epoch(make, uninterrupted, tmp_path):
+    for number, resume in ((6, None), (1, tmp_path / "last.ckpt")):
+        with pytest.raises(SIGTERMException):
+            fit(tmp_path, *make("classification", "plain")[0], Kill(number), resume=resume)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 9
+    last = fit(tmp_path, *make("classification", "plain")[0], resume=tmp_path / "last.ckpt")
+    assert_same_training(last, uninterrupted("classification", "plain"))
+
+
+@pytest.mark.parametrize("number", [5, 8])
+def test_sigkill_loses_the_epoch_under_way_alone(number, make, uninterrupted, tmp_path):
+    pid = os.fork()  # a new interpreter would take seconds to start
+    if pid == 0:  # pragma: no cover (killed)
+        fit(tmp_path, *make("classification", "plain")[0], Kill(number, "SIGKILL"))
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
+    last = fit(tmp_path, *make("classification", "plain")[0], resume=tmp_path / "last.ckpt")
+    assert_same_training(last, uninterrupted("classification", "plain"))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_another_exception_leaves_the_last_epochs_checkpoint(kind, make, tmp_path):
+    class Fails(Kill):
+        def _count(self, where):
+            self.left -= where == "train"
+            if self.left == -1:
+                raise kind
+
+    with pytest.raises((SystemExit, RuntimeError)):
+        fit(tmp_path, *make("classification", "plain")[0], Fails(7))
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
+
+
+def test_random_streams_are_plain_data_and_go_on(tmp_path):
+    random.gauss(0, 1)  # leaves a second number behind
+    np.random.randn()
+    torch.save(random_streams(), tmp_path / "streams")
+
+    def draw():
+        return random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist()
+
+    first = draw()
+    assert first != draw()
+    set_random_streams(torch.load(tmp_path / "streams", weights_only=True))
+    assert first == draw()
+
+
+@pytest.mark.parametrize("middle", [True, False])
+def test_what_a_loader_draws_when_it_is_made_counts_once(middle):
+    """In the middle of an epoch its loader had drawn already when the states were kept; at its end it had not."""
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"),
+        global_rank=0,
+        world_size=1,
+        fit_loop=SimpleNamespace(restarted_mid_epoch=middle),
+    )
+    checkpoint, streams = {}, RandomStreams()
+    streams.on_save_checkpoint(trainer, None, checkpoint)
+    expected = [torch.rand(()).item(), torch.rand(()).item()][0 if middle else 1]
+    streams.on_load_checkpoint(trainer, None, checkpoint)
+    torch.rand(())  # as DataLoader does when it is iterated
+    streams.on_train_start(trainer, None)
+    assert torch.rand(()).item() == expected
+
+
+def test_the_command_ends_with_143_and_goes_on(tiny_mnist, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    given = [
+        "fit", "--model=ImageClassifier", "--model.num_classes=10", "--model.backbone=mlp", "--model.norm=swbn-fro",
+        "--model.backbone_args={hidden: [16]}", "--data=MNISTDataModule", f"--data.root={tiny_mnist}",
+        "--data.batch_size=32", "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--run.name=run",
+        "--whiteness.num_images=64", "--whiteness.pictures=false", "--trainer.enable_model_summary=false",
+        "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit) as stopped:
+        main([*given, "--trainer.callbacks=tests.reliability.tiny_runs.Kill", "--trainer.callbacks.number=7"])
+    assert stopped.value.code == 143
+    last = find_checkpoint("runs/run", "last")
+    assert torch.load(last, weights_only=True)["global_step"] == 8
+    assert f"Stopped by SIGTERM; go on with --ckpt_path {last}" in caplog.text.replace(str(Path.cwd()) + "/", "")
+    main([*given, "--ckpt_path=runs/run"])
+    content = torch.load(find_checkpoint("runs/run", "last"), weights_only=True)
+    assert content["global_step"] == 10 and "random_streams" in content
+    assert "finite:\n  every_n_steps: null" in (last.parents[1] / "config.yaml").read_text()
+    assert sorted(path.name for path in last.parent.iterdir() if "tmp" in path.name) == []

@@ -1,0 +1,91 @@
+"""What each of two processes, or a single one, does with the same batches; a program, started by test_two_processes."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.ranks import CheckRanksAgree
+from swbn_lightning.resuming import LastCheckpoint, RandomStreams
+from tests.reliability.tiny_runs import QUIET, classification, few_shot
+
+
+class Record(pl.Callback):
+    """The loss and every W of each step, and the training classes or labels that this process saw."""
+
+    def __init__(self):
+        self.losses, self.matrices, self.seen = [], [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(float(outputs["loss"]))
+        self.matrices.append([
+            layer.whitening_matrix.clone() for layer in pl_module.modules() if isinstance(layer, WhiteningNorm)
+        ])  # fmt: skip
+        classes = getattr(batch, "classes", None)
+        self.seen.append(batch.labels.tolist() if classes is None else classes.tolist())
+
+
+class Drift(pl.Callback):
+    """Process 1 alone changes one number of one W, as a fault would."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_rank == 1 and batch_idx == 2:
+            layer = next(m for m in pl_module.modules() if isinstance(m, WhiteningNorm))
+            layer.whitening_matrix[0, 1, 2] += 1e-7
+
+
+def train(name, world, roots, folder):
+    """Four epochs; what was recorded, the results, and the weights at the end."""
+    torch.manual_seed(0)
+    if name == "classification":
+        model, data = classification(roots[0], batch_size=32 // world)
+    else:
+        model, data = few_shot(roots[1], episodes_per_step=2 // world)
+    record, last = Record(), LastCheckpoint()
+    last.dirpath = str(folder / name)
+    trainer = pl.Trainer(
+        max_epochs=4, devices=world, strategy="ddp" if world > 1 else "auto", plugins=[WholeCheckpointIO()],
+        callbacks=[RandomStreams(), record, CheckRanksAgree(), last], **QUIET,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    trainer.test(model, datamodule=data, verbose=False)
+    logged = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    return {
+        "losses": record.losses, "matrices": record.matrices, "seen": record.seen, "results": model.results,
+        "logged": logged, "state": model.state_dict(),
+    }  # fmt: skip
+
+
+def drift(roots):
+    model, data = classification(roots[0], batch_size=16)
+    trainer = pl.Trainer(
+        max_epochs=1, devices=2, strategy="ddp", callbacks=[Drift(), CheckRanksAgree()], enable_checkpointing=False,
+        **QUIET,
+    )  # fmt: skip
+    try:
+        trainer.fit(model, datamodule=data)
+    except ValueError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def work(world, roots, folder):
+    """All jobs, in this process's part."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    pl.seed_everything(0, verbose=False)
+    found = {name: train(name, world, roots, folder) for name in ("classification", "few-shot")}
+    if world > 1:
+        found["drift"] = drift(roots)
+    return found
+
+
+if __name__ == "__main__":
+    roots, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    found = work(2, roots, folder)
+    torch.save(found, folder / f"rank{torch.distributed.get_rank()}.pt")
