@@ -22,9 +22,9 @@ class ImageCache:
     """Decoded splits as ``.npy`` files, which hold numbers alone: loading one runs no code.
 
     A file is named for the data, the image size and the channels, and by a digest of the path below the root, the size
-    and the time of change of every image file. So another picture, one more or one less is noticed without reading any; a file rewritten in
-    place with the same size *and* an old time is not. Files are written whole or not at all; several processes may do
-    so at once. What cannot be written is said in a warning, and the run goes on.
+    and the time of change of every image file. So another picture, one more or one less is noticed without reading
+    any; a file rewritten in place with the same size *and* an old time is not. Files are written whole or not at all;
+    several processes may do so at once. What cannot be written is said in a warning, and the run goes on.
 
     Args:
         folder: where the files go; made when the first is written.
