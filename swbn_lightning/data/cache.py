@@ -21,10 +21,10 @@ _FORMAT = 1  # raised when the same files would decode to other pixels
 class ImageCache:
     """Decoded splits as ``.npy`` files, which hold numbers alone: loading one runs no code.
 
-    A file's name ends in a digest of the image size, the channels, and the path below the root, size and time of change
-    of every image file. So another picture, one more or one less is noticed without reading any; a file rewritten in
-    place with the same size *and* an old time is not. Files are written whole or not at all; several processes may do
-    so at once. What cannot be written is said in a warning, and the run goes on.
+    A file is named for the data, the image size and the channels, and by a digest of the path below the root, the size
+    and the time of change of every image file. So another picture, one more or one less is noticed without reading
+    any; a file rewritten in place with the same size *and* an old time is not. Files are written whole or not at all;
+    several processes may do so at once. What cannot be written is said in a warning, and the run goes on.
 
     Args:
         folder: where the files go; made when the first is written.
@@ -50,7 +50,7 @@ class ImageCache:
         """
         self.used = True
         stem = f"{name.replace('/', '-')}-{image_size}x{channels}-"
-        path = self.folder / f"{stem}{_digest(files, root, image_size, channels)}.npy"
+        path = self.folder / f"{stem}{_digest(files, root)}.npy"
         shape = (len(files), channels, image_size, image_size)
         if path.is_file():
             try:
@@ -86,8 +86,8 @@ class ImageCache:
             )
 
 
-def _digest(files: Sequence[Path], root: Path, image_size: int, channels: int) -> str:
-    digest = hashlib.sha256(f"{_FORMAT} {image_size} {channels}".encode())
+def _digest(files: Sequence[Path], root: Path) -> str:
+    digest = hashlib.sha256(str(_FORMAT).encode())
     for file in files:
         found = file.stat()
         # A name cannot hold a zero byte, so that no two lists of files give the same bytes.
