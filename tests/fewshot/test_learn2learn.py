@@ -109,6 +109,24 @@ def test_tasks_become_episodes(given):
         assert len(set(batch.classes[e].tolist())) == 3
 
 
+def test_a_task_in_any_order_becomes_class_after_class():
+    meta = l2l.data.MetaDataset(numbered_images())
+    transforms = l2l.data.transforms
+    drawn = []
+
+    def dealt(description):
+        """One image of each class in turn."""
+        dealt = [place for start in range(6) for place in description[start::6]]
+        drawn.append([place.index for place in dealt])
+        return dealt
+
+    chosen = [transforms.NWays(meta, 3), transforms.KShots(meta, 6), dealt, transforms.LoadData(meta)]
+    images, classes = TaskSplit("train", l2l.data.TaskDataset(meta, chosen), SETTINGS).draw(0, 0)
+    numbers = images[:, :, 0, 0, 0].long().tolist()
+    assert classes.tolist() == sorted({number // 10 for number in drawn[0]})
+    assert numbers == [[number for number in drawn[0] if number // 10 == label] for label in classes.tolist()]
+
+
 def test_task_i_is_a_function_of_seed_epoch_and_i():
     def draw(numbers, seed=3, epoch=0, num_tasks=-1):
         split = TaskSplit("train", a_taskset(numbered_images(), num_tasks=num_tasks), SETTINGS)
