@@ -132,7 +132,7 @@ class LastCheckpoint(ModelCheckpoint):
 
 def _leave_out_the_batch_under_way(trainer: pl.Trainer, checkpoint: _State) -> None:
     """A save from a signal handler (SLURM's SIGUSR1) comes in the middle of a step: its batch is to be had again."""
-    processed = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    processed = trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
     for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
         if "batches" in state:
             state["batches"] = min(state["batches"], processed)
