@@ -180,9 +180,8 @@ def soak(episodes: int, folder: Path) -> bool:
             continue  # it has just ended
         time.sleep(1)
     memory, files = (growth([row[column] for row in seen]) for column in (0, 1))
-    print(
-        "| exit code | MiB at the end | memory, growth | files, growth | samples |\n| ---: | ---: | ---: | ---: | ---: |"
-    )
+    print("| exit code | MiB at the end | memory, growth | files, growth | samples |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
     print(f"| {process.returncode} | {seen[-1][0] / 2**20:.0f} | {memory:+.1%} | {files:+.1%} | {len(seen)} |")
     return process.returncode == 0 and memory <= 0.03 and files * seen[-1][1] <= 2
 
