@@ -99,6 +99,7 @@ class LastCheckpoint(ModelCheckpoint):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        _leave_out_the_batch_under_way(trainer, checkpoint)
         if trainer.world_size == 1 and trainer.training and trainer.fit_loop.epoch_loop._should_accumulate():
             gradients = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
             checkpoint[GRADIENTS] = gradients
@@ -127,6 +128,14 @@ class LastCheckpoint(ModelCheckpoint):
             _begin_validation_anew(trainer)
         self._save_checkpoint(trainer, self.format_checkpoint_name(self._monitor_candidates(trainer)))
         rank_zero_info(f"Stopped by SIGTERM; go on with --ckpt_path {self._last_checkpoint_saved}")
+
+
+def _leave_out_the_batch_under_way(trainer: pl.Trainer, checkpoint: _State) -> None:
+    """A save from a signal handler (SLURM's SIGUSR1) comes in the middle of a step: its batch is to be had again."""
+    processed = trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+    for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
+        if "batches" in state:
+            state["batches"] = min(state["batches"], processed)
 
 
 def _begin_validation_anew(trainer: pl.Trainer) -> None:

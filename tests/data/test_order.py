@@ -8,7 +8,7 @@ import torch
 
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.images import hold_out, take
-from swbn_lightning.data.order import EpochDataset, EpochSampler, stream_seed
+from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
 
 
 class Numbers(EpochDataset[int]):
@@ -84,3 +84,33 @@ def test_subset_takes_whole_images_in_their_layout(layout, channels):
     part = ImageSet(images, torch.arange(9) % 2, ("a", "b"), "all").subset(numbers, "some")
     assert torch.equal(part.images, taken) and part.labels.tolist() == [0, 0, 1, 1]
     assert part.class_names == ("a", "b") and part.name == "some"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_goes_on_in_the_middle_of_an_epoch_and_draws_nothing(workers):
+    def loader():
+        dataset = Numbers(20)
+        order = EpochSampler(dataset, 2, 1, shuffle=True, seed=3, drop_last=True)
+        return ResumableLoader(dataset, batch_size=2, sampler=order, drop_last=True, num_workers=workers)
+
+    def rest(made, epoch):
+        made.sampler.set_epoch(epoch)
+        return [batch.tolist() for batch in made]
+
+    state = torch.get_rng_state()
+    whole = rest(loader(), 4)
+    assert len(whole) == 5
+    first = loader()
+    first.sampler.set_epoch(4)
+    iterator = iter(first)
+    assert [next(iterator).tolist(), next(iterator).tolist()] == whole[:2]
+    assert first.state_dict() == {"epoch": 4, "batches": 2}
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert rest(second, 4) == whole[2:]
+    assert second.state_dict() == {"epoch": 4, "batches": 5}
+    assert rest(second, 4) == whole  # it was for once
+    third = loader()
+    third.load_state_dict(first.state_dict())
+    assert rest(third, 5) == rest(loader(), 5)  # another epoch is handed out whole
+    assert torch.equal(torch.get_rng_state(), state)

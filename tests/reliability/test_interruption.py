@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
@@ -84,6 +85,54 @@ def test_stopped_twice_in_one_epoch(make, uninterrupted, tmp_path):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 9
     last = fit(tmp_path, *make("classification", "plain")[0], resume=tmp_path / "last.ckpt")
     assert_same_training(last, uninterrupted("classification", "plain"))
+
+
+class Validations(pl.Callback):
+    """What each validation of a training was made on."""
+
+    def __init__(self):
+        self.made = []
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.made.append((trainer.current_epoch, pl_module.results["val"]["images"]))
+
+
+@pytest.mark.parametrize("where", ["validation", "train"])
+def test_a_validation_that_was_broken_off_is_made_whole(where, make, tmp_path):
+    number = 2 if where == "validation" else 4  # the last training batch of the first epoch
+    with pytest.raises(SIGTERMException):
+        fit(tmp_path, *make("classification", "plain")[0], Kill(number, where=where))
+    seen = Validations()
+    fit(tmp_path, *make("classification", "plain")[0], seen, resume=tmp_path / "last.ckpt")
+    assert seen.made == [(0, 20), (1, 20), (2, 20)]
+
+
+def test_slurms_signal_saves_and_puts_the_job_into_the_queue_again(make, tmp_path, monkeypatch):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "scontrol").write_text(f"#!/bin/sh\necho $* > {tmp_path}/asked\n")
+    (tools / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    job = {
+        "NTASKS": 1,
+        "NTASKS_PER_NODE": 1,
+        "JOB_ID": 1234,
+        "JOB_NAME": "train",
+        "PROCID": 0,
+        "LOCALID": 0,
+        "NODEID": 0,
+    }
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    options = {"default_root_dir": tmp_path, "devices": 1}
+    fit(tmp_path / "first", *make("classification", "plain")[0], Kill(7, "SIGUSR1"), **options)
+    assert (tmp_path / "asked").read_text() == "requeue 1234\n"
+    saved = torch.load(tmp_path / "hpc_ckpt_1.ckpt", weights_only=True)
+    assert saved["global_step"] == 7
+    seen = Validations()
+    last = fit(tmp_path / "second", *make("classification", "plain")[0], seen, **options)  # nothing is told to resume
+    assert torch.load(last, weights_only=True)["global_step"] == 15 and seen.made == [(1, 20), (2, 20)]
 
 
 @pytest.mark.parametrize("number", [5, 8])
