@@ -9,10 +9,12 @@ For each norm one training through ``swbn fit`` from the same weights: the paper
 momentum 0.9, no weight decay, batches of 128, the rate halved after each fifth of the epochs (30 of its 150). Whiteness
 is that of 5,000 validation images, read at the last normalisation layer before gamma and beta; the heatmaps show 128
 of its channels, the same for each norm. Any other option of ``swbn fit`` may follow. Writes one figure of all
-heatmaps, a CSV file with every number in it, and a table as JSON.
+heatmaps, one of the whiteness of all layers, a CSV file with every number in each, and a table as JSON.
 """
 
 import argparse
+import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -20,9 +22,10 @@ from typing import Any
 
 from benchmarks.environment import environment, environment_line
 from cli import main as swbn
+from swbn_lightning.runs import write_whole
 from swbn_lightning.whiteness import CorrelationMap, read_heatmap, read_whiteness
-from swbn_lightning.whiteness.plots import heatmap_pairs, save
-from swbn_lightning.whiteness.records import WHITENESS_FILE, write_heatmap
+from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, save
+from swbn_lightning.whiteness.records import COLUMNS, WHITENESS_FILE, write_heatmap
 
 TITLES = {"bn": "BN", "swbn-kl": "SWBN-KL", "swbn-fro": "SWBN-Fro", "iternorm": "IterNorm", "dbn": "DBN"}
 
@@ -33,11 +36,13 @@ def main() -> None:
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     columns: dict[str, dict[str, CorrelationMap]] = {}
+    whiteness: dict[str, list[dict[str, Any]]] = {}
     rows: list[dict[str, Any]] = []
     for norm in options.norms:
         folder = _train(norm, options, others)
         (path,) = folder.glob("heatmap_*.csv")
         columns[TITLES.get(norm, norm)] = read_heatmap(path)
+        whiteness[TITLES.get(norm, norm)] = read_whiteness(folder / WHITENESS_FILE)
         rows += _rows(norm, folder)
         # After each training, so that one which is killed leaves those before it.
         maps = {f"{name}, {stage}": found for name, own in columns.items() for stage, found in own.items()}
@@ -45,8 +50,20 @@ def main() -> None:
         content = {"command": sys.argv, "environment": environment("pytorch-lightning"), "rows": rows}
         (output / "heatmaps.json").write_text(json.dumps(content, indent=2) + "\n")
     save(heatmap_pairs(columns, options.signed), output / "heatmaps.png")
+    draw_whiteness(whiteness, output)
     print(_table(rows))
-    print(f"\n{environment_line('pytorch-lightning')}, seed {options.seed}\nwritten: {output / 'heatmaps.png'}")
+    print(f"\n{environment_line('pytorch-lightning')}, seed {options.seed}\nwritten: "
+          f"{output / 'heatmaps.png'}, {output / 'whiteness.png'}")  # fmt: skip
+
+
+def draw_whiteness(runs: dict[str, list[dict[str, Any]]], output: Path) -> None:
+    """``whiteness.png``, every layer after training, and the same figures as ``whiteness.csv``."""
+    save(compare_whiteness(runs), output / "whiteness.png")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ("norm", *COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({"norm": title, **row} for title, rows in runs.items() for row in rows)
+    write_whole(output / "whiteness.csv", text.getvalue())
 
 
 def _options() -> tuple[argparse.Namespace, list[str]]:

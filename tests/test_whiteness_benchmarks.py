@@ -1,5 +1,6 @@
 """The programs on whiteness run, and write what they print and draw."""
 
+import csv
 import json
 import sys
 
@@ -45,4 +46,12 @@ def test_pairs_of_heatmaps(monkeypatch, tmp_path, capsys):
     last = read_whiteness(tmp_path / "runs" / "whiteness_heatmaps" / "bn" / "version_0" / "whiteness.csv")[-2]
     assert rows[1]["rms"] == last["rms"] and last["layer"] == "backbone.blocks.8.norm2"
     assert Image.open(tmp_path / "out" / "heatmaps.png").size[0] >= 800
+    with (tmp_path / "out" / "whiteness.csv").open() as file:
+        compared = [(row["norm"], row["layer"], row["rms"]) for row in csv.DictReader(file) if row["epoch"] == "0"]
+    for norm, title in (("bn", "BN"), ("swbn-fro", "SWBN-Fro")):
+        own = read_whiteness(tmp_path / "runs" / "whiteness_heatmaps" / norm / "version_0" / "whiteness.csv")
+        assert [(title, row["layer"], str(row["rms"])) for row in own if row["epoch"] == 0] == [
+            row for row in compared if row[0] == title
+        ]
+    assert Image.open(tmp_path / "out" / "whiteness.png").size[0] >= 800
     assert "| swbn-fro | 1 |" in capsys.readouterr().out

@@ -165,6 +165,7 @@ def compare_whiteness(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: 
     left.set_title("after the last epoch measured", fontsize=10)
     right.set_title("mean of the layers", fontsize=10)
     whole_numbers(right)
+    right.tick_params(axis="x", labelsize=8)
     right.set_xlabel("epochs trained", fontsize=10)
     figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     for axes in (left, right):
