@@ -12,7 +12,7 @@ import torch
 from tests.reliability import two_processes
 
 REPOSITORY = Path(__file__).parents[2]
-KINDS = ("classification", "few-shot")
+KINDS = (*two_processes.NORMS, "few-shot")
 pytestmark = pytest.mark.slow  # two processes of Lightning: half a minute, on a busy machine more
 
 
@@ -23,7 +23,7 @@ def runs(tiny_mnist, tiny_cifar100, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.reliability.two_processes", json.dumps(roots), str(folder)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     threads = torch.get_num_threads()
     one = two_processes.work(1, roots, tmp_path_factory.mktemp("one"))
@@ -43,7 +43,7 @@ def test_the_first_20_losses_and_whitening_matrices_are_those_of_one_process(kin
             both[0]["matrices"][step], both[1]["matrices"][step], one["matrices"][step], strict=True
         ):
             assert torch.equal(first, second)
-            torch.testing.assert_close(first, whole, rtol=2e-4, atol=1e-5)
+            torch.testing.assert_close(first, whole, rtol=2e-4, atol=3e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,9 @@ from swbn_lightning.ranks import CheckRanksAgree
 from swbn_lightning.resuming import LastCheckpoint, RandomStreams
 from tests.reliability.tiny_runs import QUIET, classification, few_shot
 
+# Classification with each: ours, and one that is free of batch statistics. (Few-shot has swbn-kl.)
+NORMS = ("swbn-fro", "iternorm", "dbn", "ln")
+
 
 class Record(pl.Callback):
     """The loss and every W of each step, and the training classes or labels that this process saw."""
@@ -42,8 +45,8 @@ class Drift(pl.Callback):
 def train(name, world, roots, folder):
     """Four epochs; what was recorded, the results, and the weights at the end."""
     torch.manual_seed(0)
-    if name == "classification":
-        model, data = classification(roots[0], batch_size=32 // world)
+    if name in NORMS:
+        model, data = classification(roots[0], norm=name, batch_size=32 // world)
     else:
         model, data = few_shot(roots[1], episodes_per_step=2 // world)
     record, last = Record(), LastCheckpoint()
@@ -79,7 +82,7 @@ def work(world, roots, folder):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     pl.seed_everything(0, verbose=False)
-    found = {name: train(name, world, roots, folder) for name in ("classification", "few-shot")}
+    found = {name: train(name, world, roots, folder) for name in (*NORMS, "few-shot")}
     if world > 1:
         found["drift"] = drift(roots)
     return found
