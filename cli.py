@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -118,6 +119,10 @@ class SwbnCLI(LightningCLI):
                 callbacks.append(best)
             callbacks.append(LastCheckpoint())
         config["plugins"] = _with_checkpoint_io(config.get("plugins"))
+        if config.get("default_root_dir") is None:
+            # Where SLURM's requeueing keeps its checkpoint, and finds it: not the working folder, which all jobs share.
+            run = self._get(self.config_init, "run")
+            config["default_root_dir"] = str(Path(run.root, run.name))
         return self._instantiate_trainer(config, callbacks)
 
     def _can_be_monitored(self, quantity: str | None) -> bool:

@@ -389,3 +389,12 @@ def test_predict_names_images_from_a_support_folder(run, capsys):
         with pytest.raises(SystemExit):
             main(["predict", *given, *more])
         assert words in capsys.readouterr().err
+
+
+def test_slurms_requeueing_finds_its_checkpoint_in_the_runs_folder(run, monkeypatch):
+    folder, arguments = run
+    seen = []
+    monkeypatch.setattr(pl.Trainer, "fit", lambda trainer, *args, **kwargs: seen.append(trainer.default_root_dir))
+    main(["fit", *arguments])
+    main(["fit", *arguments, "--trainer.default_root_dir=elsewhere"])
+    assert seen[0] == str(folder) and Path(seen[1]).name == "elsewhere"
