@@ -37,7 +37,7 @@ def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> li
         write_whole(folder / "curves.csv", curves_csv(parts))
         save(curve_grid(parts), folder / "curves.png")
         pictures.append(folder / "curves.png")
-    tests = tested(rows)
+    tests = accuracies(rows)
     if tests:
         write_whole(folder / "accuracy.csv", accuracy_csv(tests))
         save(accuracy_intervals(tests), folder / "accuracy.png")
@@ -57,7 +57,7 @@ def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:
     }
 
 
-def tested(rows: Sequence[Observation]) -> list[Accuracy]:
+def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
     """The accuracies: a panel a configuration and setting, a line a norm, with the network where there are several."""
     several = len({row.network for row in rows}) > 1
     return [

@@ -20,10 +20,10 @@ from swbn_lightning.report_page.html import Html, dotted, download, join, page, 
 from swbn_lightning.report_page.trainings import (
     Training,
     TrainingGroup,
+    accuracies,
     as_groups,
     as_trainings,
     curve_groups,
-    tested,
 )
 from swbn_lightning.runs import write_whole
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, plain_text, whiteness_by_layer
@@ -112,7 +112,7 @@ def _listed(folders: Sequence[Html]) -> Html:
 
 
 def _accuracy(groups: Sequence[TrainingGroup]) -> list[Html | None]:
-    rows = tested(groups)
+    rows = accuracies(groups)
     if len(rows) < 2 or len(groups) > 2 * MOST_LINES:
         return []
     caption = join(["Tests with their 95% intervals. ", download("accuracy.csv", accuracy_csv(rows), "accuracy.csv")])

@@ -8,7 +8,7 @@ from swbn_lightning.intervals import mean_interval
 from swbn_lightning.report_page.folders import RunFolder
 from swbn_lightning.report_page.html import NONE, Html, Number, dotted, join, number, table, tag
 from swbn_lightning.report_page.nested import ABSENT, differences
-from swbn_lightning.report_page.trainings import Training, TrainingGroup, as_number, setting_of, tested
+from swbn_lightning.report_page.trainings import Training, TrainingGroup, accuracies, as_number, setting_of
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"
@@ -55,7 +55,7 @@ def over_seeds(groups: Sequence[TrainingGroup]) -> Html | None:
     """Means over the seeds with deviation and interval, where a group has several tests; None where none has."""
     rows = []
     found: dict[tuple[str, str], list[float]] = {}
-    for row in tested(groups):
+    for row in accuracies(groups):
         found.setdefault((row.label, row.setting), []).append(100 * row.value)
     for (label, setting), values in found.items():
         if len(values) > 1:

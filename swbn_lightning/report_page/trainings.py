@@ -136,7 +136,7 @@ def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
     return made, unit
 
 
-def tested(groups: Iterable[TrainingGroup]) -> list[Accuracy]:
+def accuracies(groups: Iterable[TrainingGroup]) -> list[Accuracy]:
     """The accuracies of all tests; of a test that was repeated the last."""
     found: dict[tuple[str, str, str], Accuracy] = {}
     for group in groups:

@@ -1,0 +1,56 @@
+"""The pictures of a study, from metrics and observations made by hand."""
+
+import csv
+from types import SimpleNamespace
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.study.pictures import accuracies, curve_groups, draw
+from tests.study.tiny import GLYPHS, cells_of
+
+
+def logged(cell, version, epochs):
+    folder = cell.folder / f"version_{version}"
+    folder.mkdir(parents=True)
+    lines = [f"{epoch},{cell.seed + epoch / 8},0.5" for epoch in epochs]
+    (folder / "metrics.csv").write_text("\n".join(["epoch,val/loss,val/accuracy", *lines, ""]))
+
+
+def row(norm, seed, value, metric="accuracy", network="resnet20"):
+    return SimpleNamespace(
+        config=str(GLYPHS), network=network, norm=norm, seed=seed, metric=metric, setting="", value=value, ci95=0.01
+    )
+
+
+def test_what_is_drawn(tmp_path):
+    cells = cells_of(GLYPHS, norms=["bn", "swbn-fro"], seeds=[0, 2], runs=tmp_path / "runs")
+    for cell in cells:
+        logged(cell, 0, [0, 1])
+        logged(cell, 1, [1, 2])  # taken up again from its first epoch
+    rows = [row("bn", 0, 0.5), row("bn", 2, 0.75), row("swbn-fro", 0, 0.5), row("bn", 0, 0.9, metric="top5")]
+    assert draw(cells, rows, tmp_path) == [tmp_path / "curves.png", tmp_path / "accuracy.png"]
+    with (tmp_path / "curves.csv").open() as file:
+        curves = [line for line in csv.DictReader(file) if line["quantity"] == "val/loss"]
+    assert [(line["part"], line["line"], line["epochs_trained"]) for line in curves] == [
+        ("glyphs, resnet20", norm, str(epoch)) for norm in ("bn", "swbn-fro") for epoch in (1, 2, 3)
+    ]
+    for number, line in enumerate(curves[:3]):
+        values = [0 + number / 8, 2 + number / 8]
+        assert float(line["mean"]) == np.mean(values) and float(line["std"]) == np.std(values, ddof=1)
+        assert line["runs"] == "2"
+    with (tmp_path / "accuracy.csv").open() as file:
+        written = [(line["line"], line["setting"], line["run"], line["value"]) for line in csv.DictReader(file)]
+    assert written == [
+        ("bn", "glyphs", "seed 0", "0.5"), ("bn", "glyphs", "seed 2", "0.75"), ("bn", "glyphs", "mean", "0.625"),
+        ("swbn-fro", "glyphs", "seed 0", "0.5"),
+    ]  # fmt: skip
+    assert all(Image.open(tmp_path / f"{name}.png").width > 700 for name in ("curves", "accuracy"))
+
+
+def test_networks_are_named_where_there_are_several_and_nothing_is_drawn_of_nothing(tmp_path):
+    cells = cells_of(GLYPHS, networks=["resnet20", "resnet32"], norms=["bn"], runs=tmp_path / "runs")
+    assert list(curve_groups(cells)) == ["glyphs, resnet20", "glyphs, resnet32"]
+    found = accuracies([row("bn", 0, 0.5), row("bn", 0, 0.5, network="resnet32")])
+    assert [one.label for one in found] == ["resnet20, bn", "resnet32, bn"]
+    assert draw(cells, [], tmp_path) == [] and not list(tmp_path.glob("*.*"))
