@@ -68,6 +68,7 @@ def over_seeds(groups: Sequence[TrainingGroup]) -> Html | None:
 
 def setting_differences(groups: Sequence[TrainingGroup]) -> Html | None:
     """The settings in which the groups differ, side by side; None where there is one group or no difference."""
+    groups = [group for group in groups if group.trainings[0].config]  # of the others nothing is known
     columns = differences([group.trainings[0].compared for group in groups])
     if not columns:
         return None

@@ -114,8 +114,9 @@ def as_groups(trainings: Sequence[Training]) -> list[TrainingGroup]:
         key = tuple(sorted((name, repr(value)) for name, value in settings.items())) if settings else number
         groups.setdefault((key, bool(training.folders)), []).append(training)
     members = list(groups.values())
-    words = _words([own[0].compared for own in members])
-    labels = [text or _shared([t.label for t in own]) for text, own in zip(words, members, strict=True)]
+    known = [own for own in members if own[0].config]
+    words = {id(own): text for own, text in zip(known, _words([own[0].compared for own in known]), strict=True)}
+    labels = [words.get(id(own)) or _shared([t.label for t in own]) for own in members]
     return [
         TrainingGroup(label if labels.count(label) == 1 else f"{label} · {own[0].label}", own)
         for label, own in zip(labels, members, strict=True)

@@ -224,6 +224,16 @@ def test_broken_and_missing_files_are_told_and_the_rest_is_shown(tmp_path, monke
     assert all(words in page.text for _, _, words in BROKEN if words) and len(page.images) >= 4
 
 
+def test_a_run_without_a_configuration_does_not_differ_in_everything(tmp_path):
+    for name, norm in (("a", "bn"), ("b", "swbn-fro"), ("c", "bn")):
+        make_fit(tmp_path / "s" / name / "version_0", norm)
+    (tmp_path / "s" / "c" / "version_0" / "config.yaml").unlink()
+    page = report(tmp_path / "s")
+    norm = {"setting": "model.init_args.norm", "bn": "bn", "swbn-fro, step_size=0.005": "swbn-fro"}
+    assert page.table("setting")[0] == norm
+    assert {row["line"] for row in page.links["curves.csv"]} == {"bn", "swbn-fro, step_size=0.005", "c"}
+
+
 def test_a_run_of_which_nothing_is_known_but_its_environment(tmp_path):
     folder = make_fit(tmp_path / "version_0", finished=False)
     for file in folder.glob("*.*"):
