@@ -1,8 +1,6 @@
 """What an evaluation of episodes leaves beside ``results.json``: every episode's accuracy, and every class's."""
 
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from fewshot.evaluation import EpisodeResult
-from swbn_lightning.runs import EPISODES_FILE, write_whole
+from swbn_lightning.runs import EPISODES_FILE, csv_text, write_whole
 
 CLASSES_FILE = "classes.csv"
 
@@ -40,10 +38,10 @@ class EpisodeFiles(pl.Callback):
         names = pl_module.class_names(split)
         # repr gives the shortest digits that read back as the same number.
         episodes = [(number, repr(value)) for number, value in enumerate(result.accuracies.tolist())]
-        write_whole(folder / EPISODES_FILE, _as_csv(("episode", "accuracy"), episodes))
+        write_whole(folder / EPISODES_FILE, csv_text(("episode", "accuracy"), episodes))
         pairs = zip(result.classes.tolist(), result.class_accuracies.tolist(), strict=True)
         classes = [(label, names[label], "" if value != value else repr(value)) for label, value in pairs]
-        write_whole(folder / CLASSES_FILE, _as_csv(("class", "name", "accuracy"), classes))
+        write_whole(folder / CLASSES_FILE, csv_text(("class", "name", "accuracy"), classes))
 
 
 def episodes_identity(
@@ -57,11 +55,3 @@ def episodes_identity(
     digest.update("\n".join(class_names).encode())
     digest.update(labels.cpu().long().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()

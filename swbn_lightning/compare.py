@@ -8,8 +8,6 @@ hard for both. In the mean of the differences it cancels, so the interval of tha
 """
 
 import argparse
-import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from rich.table import Table
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.intervals import Interval, mean_interval, paired_difference
-from swbn_lightning.runs import write_whole
+from swbn_lightning.runs import csv_text, write_whole
 from swbn_lightning.saved_tests import SavedTest, find_tests
 
 _NONE = "–"
@@ -111,17 +109,15 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
 
 def as_csv(lines: Sequence[Comparison]) -> str:
     """A line a run and setting; fractions, half-widths of 95% intervals."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     names = ("accuracy", "difference_over_episodes", "difference_over_seeds")
     columns = [column for name in names for column in (name, f"{name}_std", f"{name}_ci95")]
-    writer.writerow(["setting", "run", "seeds", "episodes", *columns, "distinguishable"])
+    rows = []
     for line in lines:
         intervals = (line.accuracy, line.over_episodes, line.over_seeds)
         values = [value for found in intervals for value in (found[:3] if found else (None, None, None))]
         seeds = " ".join(map(str, line.seeds))
-        writer.writerow([line.setting, line.label, seeds, line.episodes, *values, line.distinguishable])
-    return text.getvalue()
+        rows.append([line.setting, line.label, seeds, line.episodes, *values, line.distinguishable])
+    return csv_text(["setting", "run", "seeds", "episodes", *columns, "distinguishable"], rows)
 
 
 def _parser() -> argparse.ArgumentParser:

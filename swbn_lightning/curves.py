@@ -5,10 +5,8 @@ seed alone, with a band of one standard deviation to each side. Every number in 
 the function beside it makes. Nothing here opens a window or touches ``pyplot``.
 """
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
@@ -18,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.intervals import mean_interval
+from swbn_lightning.runs import csv_text
 from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, plain_text, whole_numbers
 
 #: What is drawn together: a measure's quantities in ``metrics.csv``, the one that is judged by first.
@@ -139,7 +138,7 @@ def curves_csv(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> str
         for quantity in quantities
         for point in course(group, quantity)
     ]
-    return _csv(("part", "line", "quantity", f"{unit}s_trained", "mean", "std", "runs"), rows)
+    return csv_text(("part", "line", "quantity", f"{unit}s_trained", "mean", "std", "runs"), rows)
 
 
 def has_curves(groups: Sequence[Group], measure: str) -> bool:
@@ -185,7 +184,7 @@ def accuracy_csv(rows: Sequence[Accuracy]) -> str:
         if len(own) > 1:
             found = mean_interval([row.value for row in own])
             lines.append((label, setting, "mean", found.mean, None, found.std))
-    return _csv(("line", "setting", "run", "value", "ci95", "std"), lines)
+    return csv_text(("line", "setting", "run", "value", "ci95", "std"), lines)
 
 
 def _check(groups: Sequence[Group], measure: str, unit: str) -> None:
@@ -271,11 +270,3 @@ def _name(group: Group) -> str:
     """The label, with the number of runs where there are several."""
     name = plain_text(group.label)
     return f"{name} ({len(group.runs)} runs)" if len(group.runs) > 1 else name
-
-
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
