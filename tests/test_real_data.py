@@ -63,6 +63,7 @@ def test_both_forms_hold_the_same_photographs(cifar100, lossless):
         assert nearest.max() < 255 / 10 ** (34 / 20)
 
 
+@pytest.mark.slow
 def test_training_on_photographs_beats_chance_and_tests_the_same_twice(lossless, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = [
@@ -113,6 +114,7 @@ def test_mini_imagenet_by_its_lists_and_by_its_folders(mini_imagenet, tmp_path):
     assert (pixels.std((0, 2, 3)) / torch.tensor(IMAGENET_STD) - 1).abs().max() < 0.3
 
 
+@pytest.mark.slow
 def test_resnet12_takes_a_step_on_mini_imagenet(mini_imagenet, tmp_path):
     for folder in (*mini_imagenet.glob("train/*"), *mini_imagenet.glob("val/*")):
         few = tmp_path / folder.relative_to(mini_imagenet)

@@ -5,12 +5,14 @@ import json
 import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from benchmarks import monitor, whiteness_heatmaps
 from swbn_lightning.whiteness import read_heatmap, read_whiteness
 
 
+@pytest.mark.slow
 def test_the_monitor_takes_less_than_a_twentieth_of_an_epoch(monkeypatch, tmp_path, capsys):
     output = tmp_path / "monitor.json"
     options = ["--norms", "swbn-fro", "--batch=32", "--rounds=1", "--device=cpu"]  # the monitor by its defaults
@@ -25,6 +27,7 @@ def test_the_monitor_takes_less_than_a_twentieth_of_an_epoch(monkeypatch, tmp_pa
     assert "| swbn-fro |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_pairs_of_heatmaps(monkeypatch, tmp_path, capsys):
     options = ["--data", "classification.GlyphDataModule", "--backbone=resnet20", "--epochs=1", "--images=16"]
     options += ["--norms", "bn", "swbn-fro", "--step-size=0.01", "--signed"]

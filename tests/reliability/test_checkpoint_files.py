@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ import torch
 from cli import main
 from swbn_lightning.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.runs import find_checkpoint, load_backbone
-from tests.reliability.tiny_runs import QUIET, classification, fit
-
-BIG = {"state_dict": {"weight": torch.arange(100_000.0)}}
+from tests.reliability.killed import BIG
+from tests.reliability.tiny_runs import QUIET, classification, fit, signals_of
 
 
 @pytest.fixture
@@ -64,37 +64,17 @@ def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     assert done == ["fsync", "replace", "fsync"]  # the file, its name, the folder that holds the name
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
-def test_a_kill_while_writing_leaves_the_old_one(share, tmp_path):
-    path = tmp_path / "last.ckpt"
-    WholeCheckpointIO().save_checkpoint({"epoch": 1}, path)
+def test_a_kill_while_writing_leaves_the_old_one(tmp_path):
     WholeCheckpointIO().save_checkpoint(BIG, tmp_path / "whole")
-    stop = int((tmp_path / "whole").stat().st_size * share)
-    pid = os.fork()
-    if pid == 0:  # pragma: no cover (killed)
-        written = 0
-
-        class Slow:
-            def __init__(self, file):
-                self.file = file
-
-            def write(self, data):
-                nonlocal written
-                written += self.file.write(data)
-                self.file.flush()
-                if written >= stop:
-                    os.kill(os.getpid(), 9)
-                return len(data)
-
-            def __getattr__(self, name):
-                return getattr(self.file, name)
-
-        save = torch.save
-        torch.save = lambda content, file: save(content, Slow(file))
-        WholeCheckpointIO().save_checkpoint(BIG, path)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 9
-    assert torch.load(path, weights_only=True) == {"epoch": 1} and find_names(tmp_path) == ["last.ckpt", "whole"]
+    size = (tmp_path / "whole").stat().st_size
+    folders = {share: tmp_path / str(share) for share in (0.0, 0.1, 0.5, 0.999)}
+    for folder in folders.values():
+        WholeCheckpointIO().save_checkpoint({"epoch": 1}, folder / "last.ckpt")
+    jobs = [["write", str(folder / "last.ckpt"), int(size * share)] for share, folder in folders.items()]
+    assert signals_of(jobs) == [signal.SIGKILL] * 4
+    for folder in folders.values():
+        assert torch.load(folder / "last.ckpt", weights_only=True) == {"epoch": 1}
+        assert find_names(folder) == ["last.ckpt"]
 
 
 def find_names(folder):

@@ -15,7 +15,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from cli import main
 from swbn_lightning.resuming import RandomStreams, random_streams, set_random_streams
 from swbn_lightning.runs import find_checkpoint
-from tests.reliability.tiny_runs import Kill, assert_same_training, classification, few_shot, fit
+from tests.reliability.tiny_runs import Kill, assert_same_training, classification, few_shot, fit, signals_of
 
 MORE = {
     "plain": ({}, {}),
@@ -135,16 +135,15 @@ def test_slurms_signal_saves_and_puts_the_job_into_the_queue_again(make, tmp_pat
     assert torch.load(last, weights_only=True)["global_step"] == 15 and seen.made == [(1, 20), (2, 20)]
 
 
-@pytest.mark.parametrize("number", [5, 8])
-def test_sigkill_loses_the_epoch_under_way_alone(number, make, uninterrupted, tmp_path):
-    pid = os.fork()  # a new interpreter would take seconds to start
-    if pid == 0:  # pragma: no cover (killed)
-        fit(tmp_path, *make("classification", "plain")[0], Kill(number, "SIGKILL"))
-        os._exit(1)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
-    last = fit(tmp_path, *make("classification", "plain")[0], resume=tmp_path / "last.ckpt")
-    assert_same_training(last, uninterrupted("classification", "plain"))
+def test_sigkill_loses_the_epoch_under_way_alone(make, uninterrupted, tiny_mnist, tmp_path):
+    numbers = (5, 8)  # the first batch of the second epoch, and one in its midst
+    jobs = [["train", str(tiny_mnist), str(tmp_path / str(number)), number] for number in numbers]
+    assert signals_of(jobs) == [signal.SIGKILL] * 2
+    for number in numbers:
+        last = tmp_path / str(number) / "last.ckpt"
+        assert torch.load(last, weights_only=True)["global_step"] == 5
+        last = fit(tmp_path / f"{number} on", *make("classification", "plain")[0], resume=last)
+        assert_same_training(last, uninterrupted("classification", "plain"))
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])

@@ -1,8 +1,11 @@
 """A training of a second for tests that stop it: everything random that a run may have is in it."""
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -111,6 +114,16 @@ def assert_same(first, second, path=""):
         assert first.dtype == second.dtype and torch.equal(first, second), path
     else:
         assert first == second, (path, first, second)
+
+
+def signals_of(jobs):
+    """The signals that ended the children of :mod:`tests.reliability.killed`, one a job."""
+    repository = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.reliability.killed", json.dumps(jobs)]
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 PARTS = ("state_dict", "optimizer_states", "lr_schedulers", "random_streams", "epoch", "global_step")
