@@ -19,6 +19,7 @@ def model(**options):
     return ImageClassifier(**options)
 
 
+@pytest.mark.slow
 def test_it_learns_letters_and_records_what_it_measured():
     pl.seed_everything(0)
     data = GlyphDataModule(num_classes=10, images_per_class=48, batch_size=32, eval_batch_size=50)

@@ -132,6 +132,7 @@ def check_pictures(rows):
     assert all(Image.open(f"runs/{name}.png").width > 700 for name in ("curves", "accuracy"))
 
 
+@pytest.mark.slow
 def test_a_few_shot_study(in_process, tiny_cifar100, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = [str(CIFAR_FS), "--norms", "bn", "swbn-fro", "--shots", "1", "5", "--root", str(tiny_cifar100)]
@@ -184,6 +185,7 @@ def test_a_failed_run_is_told_and_the_others_go_on(in_process, tmp_path, monkeyp
     assert [cell.norm.label for _, cell in in_process] == ["bn:nonsense=1", "swbn-fro", "swbn-fro"]
 
 
+@pytest.mark.slow
 def test_killed_half_way(in_process, tmp_path, monkeypatch, capsys):
     """SIGKILL for a real training in the midst of its second epoch, and later for what is left of it."""
     monkeypatch.chdir(tmp_path)
