@@ -61,10 +61,13 @@ def test_installed_it_runs_any_configuration_from_another_folder(wheel, tmp_path
     assert all(Path(path).is_relative_to(environment) for path in where.split())
     # The new environment's own setuptools, older than what torch asks for, hides the one that came with torch.
     call(python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", cwd=tmp_path)
-    call(python, "-m", "pip", "check", cwd=tmp_path)
+    checked = subprocess.run([str(python), "-m", "pip", "check"], cwd=tmp_path, capture_output=True, text=True)
+    # `make learn2learn` leaves out what learn2learn names and does not import.
+    missing = [line for line in checked.stdout.splitlines() if not line.startswith("learn2learn ")]
+    assert not missing or missing == ["No broken requirements found."], missing
     swbn = environment / "bin" / "swbn"
     for original in (REPOSITORY / "configs").rglob("*.yaml"):
-        if "paper" in original.parts:  # they need other data
+        if {"paper", "scaling"} & set(original.parts):  # they need other data, or a configuration to lie over
             continue
         config = tmp_path / original.name
         config.write_text(original.read_text())
