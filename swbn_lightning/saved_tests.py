@@ -44,12 +44,15 @@ def find_tests(path: Path) -> dict[str, list[SavedTest]]:
             f"compare: {path} holds no test of episodes ({len(files)} {RESULTS_FILE}, none with {EPISODES_FILE} "
             "beside it). `swbn test --config FILE --ckpt_path RUN` of a few-shot run writes them."
         )
-    found: dict[str, dict[int, SavedTest]] = {}
-    for test in tests:  # oldest first: a newer one takes the place
-        found.setdefault(test.setting, {})[test.seed] = test
-    for setting, by_seed in found.items():
-        _check_that_seeds_alone_differ(path, setting, list(by_seed.values()))
-    return {setting: [by_seed[seed] for seed in sorted(by_seed)] for setting, by_seed in found.items()}
+    found: dict[str, list[SavedTest]] = {}
+    for test in tests:
+        found.setdefault(test.setting, []).append(test)
+    newest: dict[str, list[SavedTest]] = {}
+    for setting, own in found.items():
+        _check_that_seeds_alone_differ(path, setting, own)  # all: an older training of the same seed may be another one
+        by_seed = {test.seed: test for test in own}  # oldest first: a newer one takes the place
+        newest[setting] = [by_seed[seed] for seed in sorted(by_seed)]
+    return newest
 
 
 def read_episodes(folder: Path) -> tuple[float, ...]:

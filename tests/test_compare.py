@@ -122,6 +122,8 @@ def test_what_cannot_be_compared(tmp_path, capsys):
     saved(tmp_path, "shots", episodes(2), shots=5)
     saved(tmp_path / "mixed", "x", episodes(1), seed=0, norm="bn")
     saved(tmp_path / "mixed", "y", episodes(1), seed=1, norm="swbn-fro")
+    saved(tmp_path / "renewed", "old", episodes(1), norm="bn")
+    saved(tmp_path / "renewed", "new", episodes(1), norm="swbn-fro")  # the same seed: not its newer test
     (tmp_path / "untested" / "version_0").mkdir(parents=True)
     (tmp_path / "untested" / "version_0" / "results.json").write_text('{"results": []}')
     saved(tmp_path, "short", episodes(1))
@@ -138,6 +140,7 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         ([a, str(tmp_path / "other")], "tested on other episodes"),
         ([a, str(tmp_path / "shots")], "no test in common"),
         ([a, str(tmp_path / "mixed")], "model.norm: 'bn' and 'swbn-fro'"),
+        ([a, str(tmp_path / "renewed")], "model.norm: 'bn' and 'swbn-fro'"),
         ([a, str(tmp_path / "short")], "holds 1 episodes, results.json says 30"),
         ([a, str(tmp_path / "broken")], "is not what a test of episodes writes"),
         ([a, str(tmp_path / "garbage")], "is not a list of episodes"),
