@@ -26,6 +26,15 @@ MORE = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """As many threads as the killed children have: sums over another number of them differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def make(tiny_mnist, tiny_cifar100):
     """Model, data and the trainer's options of a training."""
