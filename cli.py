@@ -33,6 +33,7 @@ from swbn_lightning.report import ResultTable
 from swbn_lightning.resuming import LastCheckpoint, RandomStreams
 from swbn_lightning.runs import find_checkpoint, new_run_folder
 from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.stopping import StopTogether
 from swbn_lightning.whiteness import WhitenessMonitor
 
 _HELP = (
@@ -109,7 +110,7 @@ class SwbnCLI(LightningCLI):
         if config.get("logger"):
             callbacks.append(LearningRateMonitor())
             callbacks.append(EnvironmentFile(self._command_line))
-        callbacks += [self._get(self.config_init, "finite"), RandomStreams()]
+        callbacks += [self._get(self.config_init, "finite"), RandomStreams(), StopTogether()]
         callbacks += [ResultTable(), EpisodeFiles(), PredictionTable()]
         if config.get("logger") and self._get(self.config_init, "run").report:
             callbacks.append(_report_page())  # after those whose files it shows

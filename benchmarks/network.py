@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     passes: dict[tuple[str, str], Pass] = {}
     for norm in options.norms:
         name, kernels = split_kernels(norm)
-        run = _training(network(options.network, name).to(device), images, labels, options)
+        run = training(network(options.network, name).to(device), images, labels, options)
         passes[norm, "train"] = by_kernels(run, kernels)
     for norm in ("bn", "swbn-fro") if not options.train else ():
         fused = fuse_norms(network(options.network, norm).to(device))
@@ -100,7 +100,8 @@ def network(name: str, norm: str) -> nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
-def _training(model: nn.Module, images: Tensor, labels: Tensor, options: argparse.Namespace) -> Pass:
+def training(model: nn.Module, images: Tensor, labels: Tensor, options: argparse.Namespace) -> Pass:
+    """A training step on these images, once for each call."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     model.train()
 

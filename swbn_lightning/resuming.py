@@ -86,8 +86,9 @@ class LastCheckpoint(ModelCheckpoint):
     since a step may be half done: then the last epoch's stays.
 
     Where a step of the optimiser takes several batches (``accumulate_grad_batches``) and not all of them have been,
-    their gradients are kept as well; among several processes, whose gradients differ, nothing is written then. What
-    was stopped in the middle of a validation makes the whole of it when it goes on.
+    their gradients are kept as well; among several processes, whose gradients differ, nothing is written then
+    (:class:`~swbn_lightning.stopping.StopTogether` has them finish the step). What was stopped in the middle of a
+    validation makes the whole of it when it goes on.
     """
 
     def __init__(self) -> None:

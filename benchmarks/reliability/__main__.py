@@ -45,6 +45,7 @@ class Fault:
     name: str
     signal: signal.Signals
     moment: Callable[[Path], bool]  # of the run's newest version
+    processes: int = 1  # of which the first gets the signal
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,16 @@ FAULTS = (
     Fault("SIGKILL in the third epoch", signal.SIGKILL, epochs_saved(2)),
     Fault("SIGKILL while a checkpoint is written", signal.SIGKILL, being_written),
     Fault("SIGINT (Ctrl-C) in the second epoch", signal.SIGINT, epochs_saved(1)),
+    Fault("SIGTERM to one of two processes in the second epoch", signal.SIGTERM, epochs_saved(1), 2),
+    Fault("SIGKILL to one of two processes in the third epoch", signal.SIGKILL, epochs_saved(2), 2),
 )
 
 
-def start(root: Path, *arguments: str) -> "subprocess.Popen[bytes]":
-    """``swbn fit`` on the tiny training, its output in ``root/output.txt``."""
+def start(root: Path, processes: int, *arguments: str) -> "subprocess.Popen[bytes]":
+    """``swbn fit`` on the tiny training, as many steps for two processes as for one; output in ``root/output.txt``."""
+    if processes > 1:
+        batch = f"--data.batch_size={4 // processes}"
+        arguments = (f"--trainer.devices={processes}", "--trainer.strategy=ddp", batch, *arguments)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     root.mkdir(parents=True, exist_ok=True)
     with (root / "output.txt").open("ab") as file:
@@ -102,7 +108,7 @@ def steps_of(version: Path) -> int:
 
 def suffer(fault: Fault, root: Path, expected: dict[str, Any]) -> Outcome:
     """Train, do what ``fault`` says, go on, and compare with ``expected``."""
-    process = start(root)
+    process = start(root, fault.processes)
     while process.poll() is None:
         versions = run_versions(root / "run")
         if versions and (fault.moment(versions[-1])):
@@ -115,7 +121,7 @@ def suffer(fault: Fault, root: Path, expected: dict[str, Any]) -> Outcome:
     finished = code == 0
     if not finished:
         arguments = ["--ckpt_path", str(root / "run")] if saved else []
-        start(root, *arguments).wait()
+        start(root, fault.processes, *arguments).wait()
     found = torch.load(find_checkpoint(root / "run", "last"), weights_only=True)
     lost = None if finished else max(0, logged - saved)
     return Outcome(fault.name, code, lost, all(same(found[part], expected[part]) for part in PARTS))
@@ -143,13 +149,16 @@ def same(first: Any, second: Any) -> bool:
 
 def faults(folder: Path) -> bool:
     """Every fault, one line each; whether all were survived."""
-    if start(folder / "whole").wait():
-        raise SystemExit(f"the training itself fails; see {folder / 'whole' / 'output.txt'}")
-    expected = torch.load(find_checkpoint(folder / "whole" / "run", "last"), weights_only=True)
+    expected = {}
+    for processes in sorted({fault.processes for fault in FAULTS}):
+        root = folder / f"whole{processes}"
+        if start(root, processes).wait():
+            raise SystemExit(f"the training itself fails; see {root / 'output.txt'}")
+        expected[processes] = torch.load(find_checkpoint(root / "run", "last"), weights_only=True)
     print("| fault | exit code | lost | end the same as without it |\n| --- | ---: | --- | --- |")
     outcomes = []
     for number, fault in enumerate(FAULTS):
-        outcomes.append(suffer(fault, folder / f"fault{number}", expected))
+        outcomes.append(suffer(fault, folder / f"fault{number}", expected[fault.processes]))
         print(outcomes[-1], flush=True)
     print(f"\n{time.strftime('%Y-%m-%d')}, {environment_line('pytorch-lightning')}")
     return all(outcome.same for outcome in outcomes)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.reliability import two_processes
+from tests.reliability.tiny_runs import assert_same_training
 
 REPOSITORY = Path(__file__).parents[2]
 KINDS = (*two_processes.NORMS, "few-shot")
@@ -80,3 +81,17 @@ def test_the_check_finds_one_number_that_drifts_and_names_it_on_both(runs):
     for found in runs[1]:
         assert "the processes disagree after batch 2 of epoch 0" in found["drift"]
         assert "backbone.layers.2.whitening_matrix" in found["drift"] and "(1 of " in found["drift"]
+
+
+# SIGTERM is seen one batch later, after which the step of the optimiser and a validation that is due are finished.
+ENDED = {
+    "process 0": 9, "process 1": 9, "both, one after the other": 9, "in a validation": 12, "accumulating": 8,
+    "at an epoch's end": 6, "in the last step": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", two_processes.STOPS)
+def test_all_processes_stop_at_the_same_step_and_go_on_bit_for_bit(name, runs):
+    for found in runs[1]:
+        assert found["stops"][name] == ENDED[name]
+    assert_same_training(*(runs[2] / "stops" / name / kind / "last.ckpt" for kind in ("whole", "on")))

@@ -1,21 +1,34 @@
 """What each of two processes, or a single one, does with the same batches; a program, started by test_two_processes."""
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from swbn_lightning.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.ranks import CheckRanksAgree
 from swbn_lightning.resuming import LastCheckpoint, RandomStreams
-from tests.reliability.tiny_runs import QUIET, classification, few_shot
+from swbn_lightning.stopping import StopTogether
+from tests.reliability.tiny_runs import QUIET, Kill, classification, few_shot, fit
 
 # Classification with each: ours, and one that is free of batch statistics. (Few-shot has swbn-kl.)
 NORMS = ("swbn-fro", "iternorm", "dbn", "ln")
+# At which batch of which kind a process gets SIGTERM, by its rank, and the trainer's options.
+STOPS = {
+    "process 0": ({0: (7, "train")}, {}),
+    "process 1": ({1: (7, "train")}, {}),
+    "both, one after the other": ({0: (8, "train"), 1: (7, "train")}, {}),
+    "in a validation": ({1: (4, "validation")}, {}),
+    "accumulating": ({0: (5, "train")}, {"accumulate_grad_batches": 3}),
+    "at an epoch's end": ({0: (4, "train")}, {}),
+    "in the last step": ({1: (14, "train")}, {}),
+}
 
 
 class Record(pl.Callback):
@@ -77,6 +90,29 @@ def drift(roots):
     return "nothing was noticed"
 
 
+def stopped(name, root, folder):
+    """A training that is stopped and goes on, beside one that is not; whether and after how many batches it ended."""
+    kills, options = STOPS[name]
+    own = kills.get(int(os.environ.get("LOCAL_RANK", 0)))
+    ended = None
+
+    def train(kind, *callbacks, resume=None):
+        torch.manual_seed(0)
+        model, data = classification(root, batch_size=16)
+        callbacks = (StopTogether(), CheckRanksAgree(), *callbacks)
+        two = {"devices": 2, "strategy": "ddp", "noise": False, **options}
+        return fit(folder / "stops" / name / kind, model, data, *callbacks, resume=resume, **two)
+
+    record = Record()
+    train("whole")
+    try:
+        train("on", record, *([] if own is None else [Kill(own[0], where=own[1])]))
+    except SIGTERMException:
+        ended = len(record.losses)
+        train("on", resume=folder / "stops" / name / "on" / "last.ckpt")
+    return ended
+
+
 def work(world, roots, folder):
     """All jobs, in this process's part."""
     torch.set_num_threads(1)
@@ -85,6 +121,7 @@ def work(world, roots, folder):
     found = {name: train(name, world, roots, folder) for name in (*NORMS, "few-shot")}
     if world > 1:
         found["drift"] = drift(roots)
+        found["stops"] = {name: stopped(name, roots[0], folder) for name in STOPS}
     return found
 
 

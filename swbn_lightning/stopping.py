@@ -1,0 +1,97 @@
+"""SIGTERM among several processes: all of them stop at the same step."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
+
+
+class StopTogether(pl.Callback):
+    """Has all processes of a distributed training stop at the same step as soon as one of them gets SIGTERM.
+
+    Lightning 2.6 starts a collective inside its signal handler, wherever the process is at that moment: among the
+    collectives of a training step they get into another order on each process, and both fail or wait for ever. A
+    process that got the signal alone leaves while the others wait for it. Here the handler takes a note. After each
+    batch the processes reduce their notes on the CPU, in a group of their own, and read the outcome after the next one,
+    so that nobody waits for it; then all end as one process does: :class:`~swbn_lightning.resuming.LastCheckpoint`
+    saves.
+
+    A step of the optimiser that takes several batches is finished first, and so is a validation (whose batches may be
+    more on one process than on another): its time must fit into the time that the sender leaves. Does nothing in a
+    single process, and nothing in ``validate`` and ``test``, which leave nothing to be saved.
+    """
+
+    def __init__(self) -> None:
+        self._noted = False
+        self._agreed = False
+        self._group: Any = None  # a process group, while a training of several processes goes on
+        self._notes = torch.zeros(1, dtype=torch.int32)
+        self._reduction: dist.Work | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size == 1 or not dist.is_initialized():
+            return
+        self._noted = self._agreed = False
+        self._group = dist.new_group(backend="gloo")
+        if threading.current_thread() is threading.main_thread():
+            before = trainer._signal_connector._original_handlers.get(signal.SIGTERM)
+            # In place of Lightning's, which puts back the one before its own when the training ends.
+            signal.signal(signal.SIGTERM, self._handler(before))
+
+    def _handler(self, before: Any) -> Callable[[int, FrameType | None], None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            self._noted = True
+            if callable(before):
+                before(number, frame)
+
+        return note
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._group is None:
+            return
+        if self._reduction is not None:
+            self._reduction.wait()
+            if self._notes.item() and not self._agreed:
+                rank_zero_info("SIGTERM: the training stops after this step, on every process.")
+            self._agreed |= bool(self._notes.item())
+        self._notes.fill_(self._noted)
+        self._reduction = dist.all_reduce(self._notes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        if self._agreed and not trainer.fit_loop.epoch_loop._should_accumulate():
+            self._stop(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._agreed:
+            self._stop(trainer, False)  # Lightning would break it off after a batch
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._agreed:
+            self._stop(trainer)
+
+    def _stop(self, trainer: pl.Trainer, stop: bool = True) -> None:
+        """What Lightning reads between two steps, and ends the training by."""
+        trainer._signal_connector.received_sigterm = stop
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, SIGTERMException):
+            self._close()
+        self._group = None  # after another one a process may be alone: what is under way is not waited for
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._group is not None:
+            if self._reduction is not None:
+                self._reduction.wait()
+            dist.destroy_process_group(self._group)
+        self._group = self._reduction = None
+        self._noted = self._agreed = False
