@@ -91,6 +91,7 @@ def accuracy_in_a_new_process(arguments):
     return json.loads((Path(folder) / "results.json").read_text())
 
 
+@pytest.mark.slow  # three interpreters
 def test_test_gives_the_same_digits_in_every_process(run, capsys):
     folder, arguments = run
     path = str(folder / "version_0")
@@ -250,7 +251,9 @@ def test_test_needs_a_trained_model(run, capsys):
     assert "test needs the weights of a trained model: --ckpt_path runs/NAME" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize(
+    "precision", ["bf16-mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16-true", "64-true"))]
+)
 def test_precisions(precision, run):
     main(["fit", *run[1], f"--trainer.precision={precision}", "--trainer.fast_dev_run=true"])
 

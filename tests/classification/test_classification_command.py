@@ -145,6 +145,7 @@ torch.save(model.state_dict(), f"{sys.argv[2]}.{trainer.global_rank}.pt")
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_on_other_images_and_measure_what_one_does(tiny_mnist, tmp_path):
     Path("program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

@@ -14,6 +14,11 @@ PAPER = REPOSITORY / "configs" / "paper"
 CONFIGS = sorted(path for path in PAPER.rglob("*.yaml") if "class_path: fewshot." not in path.read_text())
 
 
+def _is_large(path):
+    """ImageNet's networks and wide ones take most of the time; theirs are tests of the slow suite."""
+    return any(word in str(path.relative_to(PAPER)) for word in ("imagenet", "wrn", "epoch_time"))
+
+
 @pytest.fixture(scope="session")
 def tiny_imagenet(tmp_path_factory) -> Path:
     """A root with ``train`` and ``val``: two classes of four and two images."""
@@ -30,8 +35,7 @@ def tiny_imagenet(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     "config",
-    # ImageNet's networks take most of the time; theirs are tests of the slow suite.
-    [pytest.param(path, marks=[pytest.mark.slow] * ("imagenet" in str(path.relative_to(PAPER)))) for path in CONFIGS],
+    [pytest.param(path, marks=[pytest.mark.slow] * _is_large(path)) for path in CONFIGS],
     ids=lambda path: str(path.relative_to(PAPER)),
 )
 def test_it_takes_a_step(config, request, tmp_path, monkeypatch):

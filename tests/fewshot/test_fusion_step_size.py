@@ -10,11 +10,14 @@ from swbn_lightning.norms.swbn import SWBN
 @pytest.mark.parametrize(
     ("options", "backbone", "fusion"),
     [
-        ({"fusion_norm_args": {"step_size": "auto"}, "step_budget": 0.01}, 1e-5, 0.01 / 12),
-        (
+        pytest.param(
+            {"fusion_norm_args": {"step_size": "auto"}, "step_budget": 0.01}, 1e-5, 0.01 / 12, marks=pytest.mark.slow
+        ),
+        pytest.param(
             {"norm_args": {"step_size": "auto"}, "step_budget": 0.01, "fusion_norm_args": {"step_size": 3e-4}},
             0.01 / 6,
             3e-4,
+            marks=pytest.mark.slow,
         ),
         (
             {

@@ -41,8 +41,9 @@ PYTEST = ("-m", "pytest", "-q", "--tb=short", "--show-capture=no", "-p", "no:cac
 
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
-def test_in_the_interpreter():
-    run_python(*PYTEST, HERE / "kernels_alone.py", HERE / "kernels_in_layers.py", TRITON_INTERPRET="1")
+@pytest.mark.parametrize("file", ["alone", pytest.param("in_layers", marks=pytest.mark.slow)])
+def test_in_the_interpreter(file):
+    run_python(*PYTEST, HERE / f"kernels_{file}.py", TRITON_INTERPRET="1")
 
 
 @needs_triton

@@ -2,8 +2,6 @@
 
 import json
 import platform
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -122,10 +120,12 @@ def test_wrong_arguments(arguments, words, tmp_path, monkeypatch, capsys):
     assert stopped.value.code == 2 and words in printed.err and "Traceback" not in printed.err + printed.out
 
 
-def test_help_lists_what_is_no_command_of_lightning():
-    done = subprocess.run([sys.executable, str(REPOSITORY / "cli.py"), "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and all(f"swbn {word}" in done.stdout for word in _COMMANDS)
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "cli.py"), "report", "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0 and done.stdout.startswith("usage: swbn report ") and "--output FILE" in done.stdout
+def test_help_lists_what_is_no_command_of_lightning(capsys):
+    for arguments in (["--help"], ["report", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        if arguments == ["--help"]:
+            assert all(f"swbn {word}" in shown for word in _COMMANDS)
+    assert shown.startswith("usage: swbn report ") and "--output FILE" in shown

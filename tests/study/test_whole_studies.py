@@ -42,6 +42,7 @@ def studied(in_process, tmp_path, monkeypatch, capsys):
     return given, in_process, own_lines(capsys)
 
 
+@pytest.mark.slow
 def test_a_classification_study(studied, capsys):
     given, calls, printed = studied
     assert [command for command, _ in calls] == ["fit", "test"] * 4

@@ -14,6 +14,7 @@ from torch import nn
 from swbn_lightning import SWBN2d, WhitenessMonitor
 from swbn_lightning.whiteness import FeatureMoments, NumSamples, RMSCorrelation, read_whiteness, whiteness_metrics
 
+pytestmark = pytest.mark.slow  # interpreters of their own
 SPLITS = [(199, 1), (120, 80), (200, 0), (0, 200)]
 
 
