@@ -12,6 +12,23 @@ from torch.nn.utils import parametrizations
 from swbn_lightning import NormFactory, append_norm, convert_norms, fuse_norms, revert_norms
 from swbn_lightning.backbones import build_backbone
 from swbn_lightning.norms.base import WhiteningNorm
+from tests.norms.dataflow_networks import (
+    AfterAddition,
+    Controlled,
+    Counting,
+    Flag,
+    FlagBehind,
+    KeepsFeatures,
+    Net,
+    NormElsewhere,
+    Optional,
+    OptionalOtherWay,
+    Plain,
+    TwoCalls,
+    Untraceable,
+    UsedTwice,
+    WeightUsed,
+)
 from tests.norms.networks import TORCHVISION, lived, relative_error
 
 SWBN = NormFactory("swbn-kl", step_size=0.02)
@@ -111,103 +128,6 @@ def test_a_transposed_convolution_counts_its_output_positions():
         convolution = nn.ConvTranspose2d(12, 12, 2, stride=stride, groups=4)
         model = nn.Sequential(convolution, NormFactory("swbn", num_groups=2)(12))
         check(model, torch.randn(8, 12, 5, 5, dtype=torch.float64), folded=folded, convolutions=1 - folded)
-
-
-class Net(nn.Module):
-    def __init__(self, **modules):
-        super().__init__()
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-
-class Plain(Net):
-    def forward(self, x):
-        return self.norm(self.conv(x))
-
-
-class AfterAddition(Net):
-    def forward(self, x):
-        return self.norm(self.conv(x) + x)
-
-
-class UsedTwice(Net):
-    def forward(self, x):
-        y = self.conv(x)
-        return self.norm(y) + y
-
-
-class TwoCalls(Net):
-    def forward(self, x):
-        return self.norm(self.conv(self.norm(self.conv(x))))
-
-
-class NormElsewhere(Net):
-    def forward(self, x):
-        return self.norm(self.conv(self.norm(x)))
-
-
-class WeightUsed(Net):
-    def forward(self, x):
-        return self.norm(self.conv(x)) + torch.nn.functional.conv2d(x, self.conv.weight)
-
-
-class Controlled(Net):
-    def forward(self, x):
-        if x.sum() > 0:  # cannot be traced
-            x = x + 1
-        return self.block(self.conv(x))
-
-
-class Optional(Net):
-    def forward(self, x, skip=None):
-        y = self.conv(x)
-        if skip is not None:
-            y = y + skip
-        return self.norm(y)
-
-
-class OptionalOtherWay(Net):
-    def forward(self, x, plain=None):
-        y = self.conv(x)
-        if plain is None:
-            y = y + x
-        return self.norm(y)
-
-
-class Flag(Net):
-    def forward(self, x, features=False):
-        y = self.conv(x)
-        return y if features else self.norm(y)
-
-
-class FlagBehind(Net):
-    def forward(self, x, relu: bool = False):
-        y = self.norm(self.conv(x))
-        return torch.relu(y) if relu else y
-
-
-class Untraceable(Net):
-    def forward(self, x, taps=None):
-        y = self.conv(x)
-        for _ in taps or ():  # cannot be traced with taps given
-            return y
-        return self.norm(y)
-
-
-class KeepsFeatures(Net):
-    def forward(self, x):
-        self.features = {"raw": [self.conv(x)]}
-        return self.norm(self.features["raw"][0])
-
-
-class Counting(Net):
-    def __init__(self, **modules):
-        super().__init__(**modules)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return self.norm(self.conv(x))
 
 
 @pytest.mark.parametrize(("net", "folded", "convolutions"), [
