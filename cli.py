@@ -1,6 +1,7 @@
 """The command: ``swbn fit|train|validate|test|predict --config FILE``, and ``swbn compare|report RUN…``."""
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -186,7 +188,9 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             args=args,
         )
     except SIGTERMException:  # which alone would end with 0, as if the training were done
-        raise SystemExit(128 + signal.SIGTERM) from None
+        # Of a process that Lightning itself started beside the command's, any code but 0 would have the latter killed.
+        started = os.environ.get("LOCAL_RANK", "0") != "0" and not TorchElasticEnvironment.detect()
+        raise SystemExit(0 if started else 128 + signal.SIGTERM) from None
 
 
 def console() -> None:

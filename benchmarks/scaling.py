@@ -46,7 +46,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a norm and what was timed: ``off``, ``on``, ``collectives``."""
-    device = torch.device(options.device)
+    device = torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")
     torch.manual_seed(options.seed + dist.get_rank())
     side = SIDE[options.network]
     images = torch.randn(options.batch, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
@@ -59,11 +59,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             layers = [module for module in model.modules() if isinstance(module, WhiteningNorm)]
             for layer in layers:
                 layer.sync = sync
-            parallel = DistributedDataParallel(model, device_ids=[device.index or 0] if device.type == "cuda" else None)
+            parallel = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
             passes[norm, "on" if sync else "off"] = training(parallel, images, labels, options)
         if norm != "bn":
             passes[norm, "collectives"] = _collectives(layers, device)
-    times = medians(passes, options.rounds, device)
+    times = medians(passes, options.rounds, device, repeats=False)  # every process must do as many passes
     return [{"norm": norm, "what": what, "ms": 1000 * seconds} for (norm, what), seconds in times.items()]
 
 

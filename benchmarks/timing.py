@@ -23,20 +23,20 @@ _LEAST_SECONDS = 2e-3  # on a GPU, so that the launch of the first of several pa
 _MOST_REPEATS = 50
 
 
-def medians(passes: dict[Key, Pass], rounds: int, device: torch.device) -> dict[Key, float]:
+def medians(passes: dict[Key, Pass], rounds: int, device: torch.device, repeats: bool = True) -> dict[Key, float]:
     """Seconds of each pass: the median over ``rounds``, in each of which every pass has its turn.
 
-    A turn is one pass; on a GPU, as many as take 2 ms by its own clock.
+    A turn is one pass; on a GPU, with ``repeats``, as many as take 2 ms by its own clock.
     """
     times: dict[Key, list[float]] = {key: [] for key in passes}
-    repeats = dict.fromkeys(passes, 1)
+    turns = dict.fromkeys(passes, 1)
     for number in range(rounds + WARM_UP):
         for key, run in passes.items():
-            seconds = _seconds(run, repeats[key], device)
+            seconds = _seconds(run, turns[key], device)
             if number >= WARM_UP:
                 times[key].append(seconds)
-            elif device.type == "cuda":
-                repeats[key] = min(_MOST_REPEATS, math.ceil(_LEAST_SECONDS / seconds))
+            elif device.type == "cuda" and repeats:
+                turns[key] = min(_MOST_REPEATS, math.ceil(_LEAST_SECONDS / seconds))
     return {key: statistics.median(values) for key, values in times.items()}
 
 

@@ -22,6 +22,8 @@ class StopOnNonFinite(pl.Callback):
     a gradient that is not finite           the run stops before the optimiser's step, where every step is looked at
     a weight or buffer that is not finite   the run stops at the next look, at the end of an epoch, and before any
                                             checkpoint is written, so that checkpoints hold finite numbers alone
+                                            (those of ``save_weights_only``, for which Lightning asks no callback,
+                                            excepted)
     the same under ``precision: 16-mixed``  the loss scaler leaves the step out, and training goes on, with a warning;
                                             it stops after ``max_skipped`` losses in a row
     ======================================  ========================================================================
@@ -133,6 +135,18 @@ class StopOnNonFinite(pl.Callback):
 
     def _origin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """Where it began, as far as a second forward of the batch at hand tells."""
+        found = self._origin_at_sight(pl_module)
+        # Synchronised layers wait for every process: all go through the second forward, or none does.
+        if _any_process(trainer, found is not None):
+            return found or "it began in another process, whose message says where"
+        with trainer.precision_plugin.forward_context(), _FirstNotFinite(pl_module) as first, torch.no_grad():
+            training_forward(pl_module, self._batch)
+        if first.name is None:
+            return "every layer's output is finite when the batch at hand runs again: it is the loss, or another batch"
+        return f"it begins in {first.name} ({first.kind}), whose output is the first that is not finite"
+
+    def _origin_at_sight(self, pl_module: pl.LightningModule) -> str | None:
+        """The parameter or the value of this process's batch that is not finite."""
         parameters: dict[str, Tensor] = dict(pl_module.named_parameters())
         if found := [name for name in _not_finite(parameters) if name not in self._ignored]:
             return (
@@ -142,11 +156,7 @@ class StopOnNonFinite(pl.Callback):
         values = {f"value {number}": value for number, value in enumerate(_tensors(self._batch))}
         if bad := _not_finite(values):
             return f"the batch itself is not finite ({bad[0]} of it)"
-        with trainer.precision_plugin.forward_context(), _FirstNotFinite(pl_module) as first, torch.no_grad():
-            training_forward(pl_module, self._batch)
-        if first.name is None:
-            return "every layer's output is finite when the batch at hand runs again: it is the loss, or another batch"
-        return f"it begins in {first.name} ({first.kind}), whose output is the first that is not finite"
+        return None
 
     def _stop(self, trainer: pl.Trainer, what: str, origin: str | None) -> None:
         kept = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]  # type: ignore[attr-defined]

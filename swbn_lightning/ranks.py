@@ -6,6 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError, require_positive
@@ -34,7 +35,8 @@ class CheckRanksAgree(pl.Callback):
         self.every_n_steps = every_n_steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.world_size > 1 and not hasattr(trainer.strategy, "_ddp_kwargs"):
+        whole = isinstance(trainer.strategy, DDPStrategy) and not isinstance(trainer.strategy, DeepSpeedStrategy)
+        if trainer.world_size > 1 and not whole:
             raise InputError(
                 f"CheckRanksAgree compares whole parameters, but {type(trainer.strategy).__name__} may shard them; "
                 "use strategy: ddp, or leave the callback out."

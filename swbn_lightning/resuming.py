@@ -101,7 +101,8 @@ class LastCheckpoint(ModelCheckpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         _leave_out_the_batch_under_way(trainer, checkpoint)
-        if trainer.world_size == 1 and trainer.training and trainer.fit_loop.epoch_loop._should_accumulate():
+        # `trainer.training` is false in a validation in the midst of an accumulated step.
+        if trainer.world_size == 1 and trainer.state.fn == "fit" and trainer.fit_loop.epoch_loop._should_accumulate():
             gradients = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
             checkpoint[GRADIENTS] = gradients
 
@@ -118,11 +119,13 @@ class LastCheckpoint(ModelCheckpoint):
         self._gradients = {}
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if not isinstance(exception, SIGTERMException) or trainer.state.fn != "fit" or trainer.sanity_checking:
+        probing = trainer.sanity_checking or trainer.fast_dev_run  # type: ignore[attr-defined]
+        if not isinstance(exception, SIGTERMException) or trainer.state.fn != "fit" or probing:
             return
-        if self._should_skip_saving_checkpoint(trainer):
+        accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
+        if self._should_skip_saving_checkpoint(trainer) and not (accumulating and trainer.world_size == 1):
             return  # an epoch has just ended
-        if trainer.world_size > 1 and trainer.fit_loop.epoch_loop._should_accumulate():
+        if trainer.world_size > 1 and accumulating:
             rank_zero_info("Stopped between two batches of one optimiser step: last.ckpt stays that of the last epoch.")
             return
         if trainer.validating:

@@ -35,10 +35,15 @@ class StopTogether(pl.Callback):
         self._notes = torch.zeros(1, dtype=torch.int32)
         self._reduction: dist.Work | None = None
 
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._open(trainer)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.world_size == 1 or not dist.is_initialized():
+        self._open(trainer)
+
+    def _open(self, trainer: pl.Trainer) -> None:
+        if self._group is not None or trainer.world_size == 1 or not dist.is_initialized():
             return
-        self._noted = self._agreed = False
         self._group = dist.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
             before = trainer._signal_connector._original_handlers.get(signal.SIGTERM)
@@ -65,15 +70,17 @@ class StopTogether(pl.Callback):
             self._agreed |= bool(self._notes.item())
         self._notes.fill_(self._noted)
         self._reduction = dist.all_reduce(self._notes, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        if self._agreed and not trainer.fit_loop.epoch_loop._should_accumulate():
-            self._stop(trainer)
+        self._stop_between_steps(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._agreed:
             self._stop(trainer, False)  # Lightning would break it off after a batch
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._agreed:
+        self._stop_between_steps(trainer)
+
+    def _stop_between_steps(self, trainer: pl.Trainer) -> None:
+        if self._agreed and not trainer.fit_loop.epoch_loop._should_accumulate():
             self._stop(trainer)
 
     def _stop(self, trainer: pl.Trainer, stop: bool = True) -> None:
@@ -81,17 +88,17 @@ class StopTogether(pl.Callback):
         trainer._signal_connector.received_sigterm = stop
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, SIGTERMException):
-            self._close()
-        self._group = None  # after another one a process may be alone: what is under way is not waited for
+        # After any but SIGTERM's a process may be alone: what is under way is not waited for.
+        self._close(wait=isinstance(exception, SIGTERMException))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._close()
 
-    def _close(self) -> None:
-        if self._group is not None:
+    def _close(self, wait: bool = True) -> None:
+        if self._group is not None and wait:
             if self._reduction is not None:
                 self._reduction.wait()
             dist.destroy_process_group(self._group)
         self._group = self._reduction = None
+        self._notes = torch.zeros(1, dtype=torch.int32)
         self._noted = self._agreed = False

@@ -10,6 +10,7 @@ from outside, when the log or the checkpoints say that the moment has come.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -97,7 +98,9 @@ def start(root: Path, processes: int, *arguments: str) -> "subprocess.Popen[byte
     root.mkdir(parents=True, exist_ok=True)
     with (root / "output.txt").open("ab") as file:
         command = [sys.executable, str(REPOSITORY / "cli.py"), "fit", *TINY, f"--run.root={root}", "--run.name=run"]
-        return subprocess.Popen([*command, *arguments], env=environment, stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [*command, *arguments], env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def steps_of(version: Path) -> int:
@@ -116,6 +119,7 @@ def suffer(fault: Fault, root: Path, expected: dict[str, Any]) -> Outcome:
             break
         time.sleep(0.001)
     code = process.wait()
+    wait_for_the_others(process.pid)
     logged = last_logged_step(run_versions(root / "run")[-1])
     saved = steps_of(run_versions(root / "run")[-1])
     finished = code == 0
@@ -125,6 +129,15 @@ def suffer(fault: Fault, root: Path, expected: dict[str, Any]) -> Outcome:
     found = torch.load(find_checkpoint(root / "run", "last"), weights_only=True)
     lost = None if finished else max(0, logged - saved)
     return Outcome(fault.name, code, lost, all(same(found[part], expected[part]) for part in PARTS))
+
+
+def wait_for_the_others(group: int, seconds: float = 120) -> None:
+    """Until what a killed process had started has noticed and ended; at last by force."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0 if time.monotonic() < end else signal.SIGKILL)
+            time.sleep(0.1)
 
 
 def last_logged_step(version: Path) -> int:
@@ -210,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
+        if folder.is_dir() and any(folder.iterdir()):
+            raise SystemExit(f"--folder {folder} is not empty; the runs in it would be taken for those of this call.")
         good = faults(folder) if given.what == "faults" else soak(given.episodes, folder)
     raise SystemExit(0 if good else 1)
 

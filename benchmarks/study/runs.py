@@ -35,7 +35,7 @@ class RunFailed(Exception):
 def complete(cell: Cell, wait: bool) -> int:
     """Train and test what is not done, and say how many commands that took.
 
-    An unfinished training goes on from its last epoch; one without a readable checkpoint begins anew.
+    An unfinished training goes on from its last checkpoint; one without a readable checkpoint begins anew.
 
     Args:
         cell: what.

@@ -2,6 +2,7 @@
 # A job that goes on after it was preempted or ran out of time: sbatch configs/scaling/slurm.sh CONFIG RUN_NAME [OPTION...]
 # Five minutes before the end SLURM sends SIGTERM to every process. The step under way is finished, last.ckpt written,
 # and the command ends with 143; the script then puts the job into the queue again, and it goes on from there.
+# Runs lie in runs/ of the folder it is submitted from: an option --run.root would not be looked at.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8

@@ -86,6 +86,7 @@ def test_the_check_finds_one_number_that_drifts_and_names_it_on_both(runs):
 # SIGTERM is seen one batch later, after which the step of the optimiser and a validation that is due are finished.
 ENDED = {
     "process 0": 9, "process 1": 9, "both, one after the other": 9, "in a validation": 12, "accumulating": 8,
+    "accumulating and validating": 8,
     "at an epoch's end": 6, "in the last step": None,
 }  # fmt: skip
 

@@ -26,6 +26,7 @@ STOPS = {
     "both, one after the other": ({0: (8, "train"), 1: (7, "train")}, {}),
     "in a validation": ({1: (4, "validation")}, {}),
     "accumulating": ({0: (5, "train")}, {"accumulate_grad_batches": 3}),
+    "accumulating and validating": ({0: (5, "train")}, {"accumulate_grad_batches": 3, "val_check_interval": 2}),
     "at an epoch's end": ({0: (4, "train")}, {}),
     "in the last step": ({1: (14, "train")}, {}),
 }
