@@ -83,6 +83,11 @@ def test_the_check_finds_one_number_that_drifts_and_names_it_on_both(runs):
         assert "backbone.layers.2.whitening_matrix" in found["drift"] and "(1 of " in found["drift"]
 
 
+def test_a_batch_that_is_not_finite_on_one_process_ends_both(runs):
+    first, second = (found["not finite"] for found in runs[1])
+    assert "it began in another process" in first and "the batch itself is not finite" in second
+
+
 # SIGTERM is seen one batch later, after which the step of the optimiser and a validation that is due are finished.
 ENDED = {
     "process 0": 9, "process 1": 9, "both, one after the other": 9, "in a validation": 12, "accumulating": 8,

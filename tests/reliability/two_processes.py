@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.finite import StopOnNonFinite
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.ranks import CheckRanksAgree
 from swbn_lightning.resuming import LastCheckpoint, RandomStreams
@@ -78,12 +79,20 @@ def train(name, world, roots, folder):
     }  # fmt: skip
 
 
-def drift(roots):
-    model, data = classification(roots[0], batch_size=16)
+class NotFinite(pl.Callback):
+    """Process 1 alone has a batch with a NaN in it."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_rank == 1 and batch_idx == 2:
+            batch.images[0] = float("nan")
+
+
+def error_of(root, *callbacks):
+    """What a training with these callbacks ends with."""
+    model, data = classification(root, batch_size=16)
     trainer = pl.Trainer(
-        max_epochs=1, devices=2, strategy="ddp", callbacks=[Drift(), CheckRanksAgree()], enable_checkpointing=False,
-        **QUIET,
-    )  # fmt: skip
+        max_epochs=1, devices=2, strategy="ddp", callbacks=list(callbacks), enable_checkpointing=False, **QUIET
+    )
     try:
         trainer.fit(model, datamodule=data)
     except ValueError as error:
@@ -121,7 +130,8 @@ def work(world, roots, folder):
     pl.seed_everything(0, verbose=False)
     found = {name: train(name, world, roots, folder) for name in (*NORMS, "few-shot")}
     if world > 1:
-        found["drift"] = drift(roots)
+        found["drift"] = error_of(roots[0], Drift(), CheckRanksAgree())
+        found["not finite"] = error_of(roots[0], NotFinite(), StopOnNonFinite())
         found["stops"] = {name: stopped(name, roots[0], folder) for name in STOPS}
     return found
 
