@@ -1,5 +1,7 @@
 """The program that does faults to trainings: its parts, without the minutes of its trainings."""
 
+import statistics
+
 import pytest
 import torch
 
@@ -26,7 +28,9 @@ def test_same_is_bit_for_bit():
 
 
 def test_growth_is_of_the_last_quarter_over_the_third():
-    assert growth([5, 5, 100, 100, 10, 10, 11, 11]) == pytest.approx(0.1)
+    third, last = [10, *[20] * 9, 90], [1, *[22] * 9, 23]  # one sample in ten is passed over
+    assert growth([*[5] * 11, *[100] * 11, *third, *last]) == pytest.approx(0.1)
+    assert growth([5, 5, 100, 100, 10, 30, 11, 11], statistics.mean) == pytest.approx(-0.45)
     assert growth([7]) == 0
 
 
