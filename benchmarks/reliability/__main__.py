@@ -189,8 +189,9 @@ def soak(episodes: int, folder: Path) -> bool:
     """A few-shot training with two workers, watched once a second; whether memory and files are flat in its last half.
 
     Flat: the 10th percentile of the last quarter is at most 3% (memory) or 2 files above that of the quarter before.
-    Low, because freed memory goes back to the system when the allocator likes: samples swing by a fifth, training and
-    validation apart, while what is lost for good lifts the floor too. Not the least, which the end of the process sets.
+    Low, since validation adds to it for a while; not the least, which the end of the process sets. glibc's allocator is
+    told to give large blocks back as soon as they are freed: by itself it keeps what it likes, and the memory that a
+    process seems to have swings by a fifth from epoch to epoch.
     """
     config = REPOSITORY / "configs" / "quickstart.yaml"
     epochs = 10
@@ -201,7 +202,10 @@ def soak(episodes: int, folder: Path) -> bool:
             f"--trainer.max_epochs={epochs}", "--data.num_workers=2", "--trainer.accelerator=cpu",
             f"--run.root={folder}", "--trainer.enable_progress_bar=false",
         ],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1",
+            "MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20),
+        },
     )  # fmt: skip
     seen = watch(process, folder / "soak.csv")
     sizes, handles = ([row[column] for row in seen] for column in (0, 1))
@@ -218,7 +222,7 @@ def soak(episodes: int, folder: Path) -> bool:
 def watch(process: "subprocess.Popen[bytes]", table: Path) -> list[tuple[int, int]]:
     """Bytes in memory and open files of a process, once a second until it ends; a line each in ``table`` too."""
     seen: list[tuple[int, int]] = []
-    with table.open("w", encoding="utf-8") as file:
+    with table.open("w", encoding="utf-8", buffering=1) as file:
         file.write("second,bytes,files\n")
         while process.poll() is None:
             try:
