@@ -140,9 +140,10 @@ def wait_for_the_others(group: int, seconds: float = 120) -> None:
     """Until what a killed process had started has noticed and ended; at last by force."""
     end = time.monotonic() + seconds
     with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.killpg(group, 0 if time.monotonic() < end else signal.SIGKILL)
+        while time.monotonic() < end:
+            os.killpg(group, 0)
             time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)
 
 
 def last_logged_step(version: Path) -> int:
@@ -259,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = given.folder or Path(temporary)
         if folder.is_dir() and any(folder.iterdir()):
             raise SystemExit(f"--folder {folder} is not empty; the runs in it would be taken for those of this call.")
+        folder.mkdir(parents=True, exist_ok=True)
         good = faults(folder, given.only) if given.what == "faults" else soak(given.episodes, folder)
     raise SystemExit(0 if good else 1)
 

@@ -223,3 +223,22 @@ def test_the_command_ends_with_143_and_goes_on(tiny_mnist, tmp_path, monkeypatch
     assert content["global_step"] == 10 and "random_streams" in content
     assert "finite:\n  every_n_steps: null" in (last.parents[1] / "config.yaml").read_text()
     assert sorted(path.name for path in last.parent.iterdir() if "tmp" in path.name) == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "elastic", "code"), [(None, False, 143), ("0", False, 143), ("1", False, 0), ("1", True, 143)]
+)
+def test_what_lightning_started_beside_the_command_ends_well_after_sigterm(rank, elastic, code, monkeypatch):
+    """Its observer kills the command at any other code of theirs; torchrun and SLURM want to see it."""
+    for name, value in (("LOCAL_RANK", rank), ("TORCHELASTIC_RUN_ID", "x" if elastic else None)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+    def stopped(*args, **kwargs):
+        raise SIGTERMException
+
+    monkeypatch.setattr("cli.SwbnCLI", stopped)
+    with pytest.raises(SystemExit) as ended:
+        main(["fit"])
+    assert ended.value.code == code
