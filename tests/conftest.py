@@ -1,5 +1,7 @@
 """Shared by the tests: real data where it is there, and tiny generated data everywhere."""
 
+import dataclasses
+import functools
 import gzip
 import os
 import pickle
@@ -35,6 +37,25 @@ def real_data() -> Path:
 def _own_random_stream():
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _letters_are_drawn_once():
+    """Drawing the letters takes seconds, and hundreds of tests train on the same ones."""
+    from classification.datamodules import glyphs as classified
+    from fewshot.datasets import registry
+    from swbn_lightning.data.glyphs import glyphs
+
+    drawn = functools.lru_cache(maxsize=None)(glyphs)
+
+    def copied(*args, **kwargs):
+        images = drawn(*args, **kwargs)
+        return dataclasses.replace(images, images=images.images.clone(), labels=images.labels.clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "glyphs", copied)
+        patch.setattr(classified, "glyphs", copied)
+        yield
 
 
 @pytest.fixture(scope="session")
