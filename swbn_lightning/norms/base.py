@@ -161,6 +161,12 @@ class WhiteningNorm(nn.Module):
 
     def _check_batch(self, x: Tensor, synchronized: bool) -> int:
         """Values a channel in this process; BatchNorm's error where they have no statistics."""
+        if self.whitening_matrix is not None and self.whitening_matrix.dtype.itemsize < 4:
+            raise RuntimeError(
+                f"{type(self).__name__}: whitening_matrix is {self.whitening_matrix.dtype}, too coarse for its small "
+                "steps; something has cast the buffers. Under FullyShardedDataParallel give "
+                "MixedPrecision(buffer_dtype=torch.float32), or use fully_shard, which leaves buffers as they are."
+            )
         count = num_samples(x)
         if count == 1 and not synchronized:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
@@ -177,17 +183,20 @@ class WhiteningNorm(nn.Module):
 
         No branch on the host, and buffers are only copied into: the graph may hold what they were made from.
         """
+        # In place: checkpointing under torch.compile allows no assignment.
         self.num_batches_small.add_(samples < self.num_features // self.num_groups)
-        self.num_batches_rejected.add_(~accepted)  # in place: checkpointing under torch.compile allows no assignment
-        # The flag may have been set since, as BatchNorm's may.
-        if self.num_batches_tracked is None or not self.track_running_stats:
+        # A counter that torch.func.vmap was not given cannot count what is one flag a model.
+        if not _is_batched(accepted) or _is_batched(self.num_batches_rejected):
+            self.num_batches_rejected.add_(~accepted)
+        # The flag may have been set since, or the statistics taken away, as BatchNorm's may.
+        if self.num_batches_tracked is None or self.running_mean is None or not self.track_running_stats:
             return
         self.num_batches_tracked.add_(accepted)
         factor = self._average_factor()
         for name, value in batch.items():
             running = getattr(self, name)
             mixed = torch.lerp(running, value.to(running.dtype), factor)
-            torch.where(accepted, mixed, running, out=running)
+            running.copy_(torch.where(accepted, mixed, running))
 
     def _average_factor(self) -> float | Tensor:
         """The share of the new batch in the running statistics; a plain average if momentum is None."""
@@ -199,7 +208,10 @@ class WhiteningNorm(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WhiteningNorm":
         # `.half()` and `.bfloat16()` cast weight and bias, but not the state: W would lose its small steps.
         before = {name: getattr(self, name) for name in (*self._statistics, "whitening_matrix")}
+        empty = [health for health in _HEALTH if self.get_buffer(health).is_meta]
         super()._apply(fn, recurse)
+        for health in empty:  # to_empty leaves what lies in memory, and no state dict has the counters
+            self.get_buffer(health).zero_()
         for name, old in before.items():
             new = getattr(self, name)
             if new is not None and new.dtype.itemsize < 4:
@@ -211,7 +223,7 @@ class WhiteningNorm(nn.Module):
     ) -> None:
         # A BatchNorm checkpoint loads strictly: what it lacks is what it would have been there. A part of a state
         # (strict=False) leaves the rest as it is, W above all.
-        own = [name for name in ("weight", "bias") if getattr(self, name) is not None]
+        own = [name for name in ("weight", "bias") if self._parameters.get(name) is not None]  # not a parametrised one
         own += ["running_mean", "running_var"] if self.track_running_stats else []
         if prefix + "whitening_matrix" not in state_dict and all(prefix + name in state_dict for name in own):
             if self.whitening_matrix is not None:
@@ -243,6 +255,10 @@ class WhiteningNorm(nn.Module):
 def _is(value: object, kind: type) -> bool:
     """numpy's numbers are ``Real`` and ``Integral``; the type checker does not believe it of ``float``."""
     return isinstance(value, kind)
+
+
+def _is_batched(value: Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(value)
 
 
 def all_finite(*values: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What IterNorm and DBN share: whitening by the covariance of the batch itself, with the gradient through it."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_
 from swbn_lightning.norms.closed_form import center, is_transformed, output
 from swbn_lightning.norms.distributed import is_synchronized
 from swbn_lightning.norms.frozen import is_frozen
-from swbn_lightning.norms.recompute import first_run, is_recomputing
+from swbn_lightning.norms.recompute import first_run, is_recomputing, outside_selective_checkpointing
 
 
 class BatchWhitening(WhiteningNorm):
@@ -60,9 +61,9 @@ class BatchWhitening(WhiteningNorm):
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
         compiling = torch.compiler.is_compiling()
         if training and (compiling or not is_recomputing()):
-            with torch.no_grad():
+            with torch.no_grad(), nullcontext() if compiling else outside_selective_checkpointing():
                 w_now = w.detach()  # no_grad alone leaves the tangents of forward-mode derivatives
-                batch = first_run(mean) if compiling else mean.detach()
+                batch = first_run(mean) if compiling and not torch.compiler.is_exporting() else mean.detach()
                 accepted = all_finite(w_now, batch)
                 self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w_now)
         if plain:

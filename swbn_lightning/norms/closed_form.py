@@ -18,10 +18,10 @@ from swbn_lightning.norms.distributed import all_reduce, merge_covariance, merge
 def is_transformed() -> bool:
     """Whether a forward runs under what autograd functions of one's own do not support.
 
-    Tracing by ``torch.jit``, transforms by ``torch.func`` and forward-mode derivatives: there the layers use the plain
-    formulas, whose backward is autograd's.
+    Tracing by ``torch.jit``, ``torch.export``, transforms by ``torch.func`` and forward-mode derivatives: there the
+    layers use the plain formulas, whose backward is autograd's.
     """
-    tracing = torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
     return tracing or torch.autograd.forward_ad._current_level >= 0
 
 

@@ -48,7 +48,7 @@ def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, T
     """
     # One value a channel has no unbiased variance; its centred sum of squares is 0.
     squares = variance * (count - 1) if count > 1 else torch.zeros_like(variance)
-    parts = _all_gather(torch.cat([_of_part(mean, count), squares, mean.new_tensor([count])]))
+    parts = _all_gather(torch.cat([_of_part(mean, count), squares, mean.new_full((1,), count)]))
     d = mean.shape[0]
     means, sums, counts = parts[:, :d], parts[:, d : 2 * d], parts[:, 2 * d :]
     total = counts.sum()
@@ -60,7 +60,7 @@ def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, T
 @torch.no_grad()
 def merge_mean(mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Mean and count of the whole batch from those of each process's part."""
-    parts = _all_gather(torch.cat([_of_part(mean, count), mean.new_tensor([count])]))
+    parts = _all_gather(torch.cat([_of_part(mean, count), mean.new_full((1,), count)]))
     means, counts = parts[:, :-1], parts[:, -1:]
     total = counts.sum()
     return (counts * means).sum(0) / total, total

@@ -174,6 +174,7 @@ def standardize_batch(x: Tensor, eps: float = 1e-8) -> tuple[Tensor, Tensor, Ten
     dtype = accumulation_dtype(x.dtype)
     weight = torch.full((x.shape[1],), math.sqrt(ratio), dtype=dtype, device=x.device)
     xs, mean, inverse = torch.native_batch_norm(x, weight, None, None, None, True, 0.0, ratio * eps)
+    mean, inverse = mean.to(dtype), inverse.to(dtype)  # torch.compile takes them for 16 bit on a CPU; they are not
     with torch.no_grad():
         variance = inverse.pow(-2).div_(ratio).sub_(eps).clamp_(min=0)
     mean = mean.detach() if shift is None else mean.detach() + shift

@@ -2,20 +2,23 @@
 
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-
-# First runs whose second has not come: more than a pipeline's micro-batches, few enough to hold when it never comes.
-_MOST_PENDING = 64
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
 def is_recomputing() -> bool:
-    """Whether this forward runs inside a backward pass, to restore what checkpointing did not keep."""
-    return torch._C._current_graph_task_id() != -1
+    """Whether this forward runs to restore what checkpointing did not keep: inside a backward pass, as a rule."""
+    if torch._C._current_graph_task_id() != -1:
+        return True
+    # Outside it, when somebody looks at a saved tensor.
+    return _hooks() is not None and any(frame.f_code.co_name == "unpack_hook" for frame in _checkpoint_frames())
 
 
 @torch.library.custom_op("swbn_lightning::first_run", mutates_args=())
@@ -43,16 +46,15 @@ class _Run:
     mean: Tensor
     variance: Tensor
     matrix: Tensor
-    segment: Any  # tells one checkpointed segment from another
-    used: bool = False
+    segments: "weakref.WeakSet[Any]"  # the checkpointed segments that it was part of, while they can be run again
     ambiguous: bool = False  # the same batch twice in one segment: which W belongs to which cannot be told
 
 
 class FirstRuns:
-    """What a layer's forwards inside ``torch.utils.checkpoint`` did, kept until they are run again.
+    """What a layer's forwards inside ``torch.utils.checkpoint`` did, kept for as long as they can be run again.
 
-    A recomputation is known by the statistics of its batch, which are those of its first run to the bit. Belongs to
-    one layer in one process: a copy or pickle starts empty.
+    A recomputation is known by its segment and the statistics of its batch, which are those of its first run to the
+    bit. Belongs to one layer in one process: a copy or pickle starts empty.
     """
 
     def __init__(self) -> None:
@@ -63,16 +65,19 @@ class FirstRuns:
 
     def note(self, mean: Tensor, variance: Tensor, matrix: Tensor) -> None:
         """Keep the ``matrix`` that a forward used, if checkpointing may run it again."""
-        segment = _segment()
-        if segment is None:
+        if self._runs:
+            self._runs = [run for run in self._runs if run.segments]
+        # The reentrant kind runs without gradients, as many a forward does that nobody repeats.
+        segments = [] if _hooks() is None and torch.is_grad_enabled() else list(_segments())
+        if not segments:
             return
-        run = _Run(mean.detach(), variance.detach(), matrix, segment)
-        # What has been run again may be once more (nested checkpoints), but not after a new forward.
-        kept = [old for old in self._runs if not old.used][-_MOST_PENDING:]
-        for old in kept:
-            if old.segment == segment and _same(old, run):
+        run = _Run(mean.detach(), variance.detach(), matrix, weakref.WeakSet(segments))
+        for old in self._runs:
+            same = any(segment in old.segments for segment in segments) and _same(old, run)
+            # With a batch that is not finite the gradient is not finite either, whichever W it is.
+            if same and not torch.equal(old.matrix, matrix) and run.variance.isfinite().all():
                 old.ambiguous = run.ambiguous = True
-        self._runs = [*kept, run]
+        self._runs.append(run)
 
     def find(self, mean: Tensor, variance: Tensor) -> Tensor:
         """The matrix that the first run on the batch with these statistics used.
@@ -80,42 +85,78 @@ class FirstRuns:
         Raises:
             RuntimeError: no such run is known, or two of one segment that cannot be told apart.
         """
-        here = _Run(mean.detach(), variance.detach(), mean, None)
-        # The latest: of an earlier one, on the same batch in another segment, the backward comes later.
+        segments = list(_segments())
+        here = _Run(mean.detach(), variance.detach(), mean, weakref.WeakSet())
         fitting = [run for run in self._runs if _same(run, here)]
-        waiting = [run for run in fitting if not run.used] or fitting
-        if not waiting:
+        # From the inside out: in nested segments the inner ones are made anew when the outer one runs again.
+        run = next((run for segment in segments for run in fitting if segment in run.segments), None)
+        if run is None:
             raise RuntimeError(
                 "a normalisation layer runs inside a backward pass on a batch that it has not seen in a forward under "
                 "torch.utils.checkpoint: it cannot know its whitening matrix of that time. The checkpointed function "
                 "must give the same values again (preserve_rng_state=True where it draws random numbers), and the "
-                f"checkpointing must be torch.utils.checkpoint's; at most {_MOST_PENDING} forwards are remembered."
+                "checkpointing must be torch.utils.checkpoint's."
             )
-        run = waiting[-1]
         if run.ambiguous:
             raise RuntimeError(
                 "a checkpointed segment uses a normalisation layer twice on the very same batch: which of its two "
                 "whitening matrices belongs to which use cannot be told. Checkpoint the two uses apart."
             )
-        run.used = True
+        run.segments.update(segments)
         return run.matrix
 
 
+def outside_selective_checkpointing() -> AbstractContextManager[Any]:
+    """For what a forward does in its first run alone.
+
+    Selective checkpointing counts the operators of both runs and takes the n-th result of the first for the n-th of the
+    second, so it must not see these.
+    """
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return nullcontext()
+    modes = _get_current_dispatch_mode_stack()
+    selective = any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)
+    return _disable_current_modes() if selective else nullcontext()
+
+
 def _same(a: _Run, b: _Run) -> bool:
-    return torch.equal(a.mean, b.mean) and torch.equal(a.variance, b.variance)
+    pairs = ((a.mean, b.mean), (a.variance, b.variance))
+    return all(torch.allclose(first, second, rtol=0, atol=0, equal_nan=True) for first, second in pairs)
 
 
-def _segment() -> Any:
-    """The checkpointed segment that this forward is in; None for a forward that no recomputation follows."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is None and torch.is_grad_enabled():
-        return None
-    # The reentrant kind runs without gradients, as many a forward does that nobody repeats: look who calls.
+def _hooks() -> Any:
+    """The innermost pair of hooks on saved tensors; None without."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _checkpoint_frames() -> Iterator[Any]:
+    """The frames of PyTorch's checkpointing among the callers, from the inside out."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            yield frame
         frame = frame.f_back  # type: ignore[assignment]
-    if frame is None:
-        return None
-    # One object a segment: the reentrant kind's context, the other's hook.
-    segment = frame.f_locals.get("ctx") if hooks is None else hooks[0]
-    return None if segment is None else weakref.ref(segment)  # None: checkpoint called where no gradient is wanted
+
+
+def _segments() -> Iterator[Any]:
+    """The checkpointed segments that run now, for the first time or again, from the inside out.
+
+    Each is an object that lives as long as the segment can be run again: the context of the reentrant kind's function,
+    which its forward and backward share, and the other kind's ``_CheckpointFrame``.
+    """
+    hooks = _hooks()
+    if hooks is not None and hooks[0].__code__.co_filename == torch.utils.checkpoint.__file__:
+        # Without a caller to be found where a module's own hooks make the segment (torch's composable checkpoint).
+        closed = dict(zip(hooks[0].__code__.co_freevars, hooks[0].__closure__ or (), strict=True))
+        if "frame" in closed:
+            yield closed["frame"].cell_contents
+    for frame in _checkpoint_frames():
+        name, variables = frame.f_code.co_name, frame.f_locals
+        if name in ("forward", "backward") and "ctx" in variables:
+            yield variables["ctx"]
+        elif name == "unpack_hook" and "frame" in variables:
+            yield variables["frame"]
+        elif getattr(variables.get("gen"), "gi_frame", None) is not None:
+            segment = variables["gen"].gi_frame.f_locals.get("new_frame")
+            if segment is not None:
+                yield segment

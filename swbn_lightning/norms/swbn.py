@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_
 from swbn_lightning.norms.closed_form import is_transformed, whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 from swbn_lightning.norms.frozen import is_frozen
-from swbn_lightning.norms.recompute import FirstRuns, first_run, is_recomputing
+from swbn_lightning.norms.recompute import FirstRuns, first_run, is_recomputing, outside_selective_checkpointing
 
 
 class SWBN(WhiteningNorm):
@@ -100,8 +100,9 @@ class SWBN(WhiteningNorm):
     ) -> None:
         if criterion not in WF.CRITERIA:
             raise unknown_name("whitening criterion", criterion, WF.CRITERIA)
-        if not (isinstance(step_size, int | float) and math.isfinite(step_size) and step_size > 0):
-            raise InputError(f"step_size must be positive and finite, got {step_size!r}.")
+        number = isinstance(step_size, Real) and not isinstance(step_size, bool)  # numpy's scalars too
+        if not (number and math.isfinite(step_size) and step_size > 0):
+            raise InputError(f"step_size must be a positive and finite number, got {step_size!r}.")
         super().__init__(
             num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
         )
@@ -192,10 +193,12 @@ class SWBN(WhiteningNorm):
     def _step_once(self, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
         """:meth:`_step`, unless this is the second run of a forward; then the W of the first."""
         compiling = torch.compiler.is_compiling()
-        if not compiling and is_recomputing():
-            return self._first_runs.find(mean, variance)
-        w = self._step(mean, variance, *args)
-        if not compiling:
+        if compiling:
+            return self._step(mean, variance, *args)
+        with outside_selective_checkpointing():
+            if is_recomputing():
+                return self._first_runs.find(mean, variance)
+            w = self._step(mean, variance, *args)
             self._first_runs.note(mean, variance, w)
         return w
 
@@ -268,7 +271,7 @@ class SWBN(WhiteningNorm):
         stepped = old if s is None else WF.whitening_update(old, s, self.step_size, self.criterion)
         accepted = all_finite(stepped, mean, variance)
         w = torch.where(accepted, stepped, old)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             w = first_run(w)
         old.copy_(w)
         self._update_running(accepted, samples, running_mean=mean, running_var=variance)

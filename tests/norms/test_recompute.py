@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from swbn_lightning import NormFactory, SWBN1d
 from swbn_lightning.norms.recompute import FirstRuns
@@ -126,6 +126,101 @@ def test_twice_the_same_batch_in_one_segment_is_an_error(reentrant):
 
 
 @pytest.mark.parametrize("reentrant", KINDS)
+def test_the_same_batch_in_two_segments_whose_backwards_come_in_any_order(reentrant):
+    norm = SWBN1d(4, step_size=0.1).double()
+    x = torch.randn(16, 4, dtype=torch.float64, requires_grad=True)
+
+    def gradients(forward, order):
+        outputs, found = [(forward(x) ** 3).sum() for _ in range(3)], {}
+        for place in order:
+            x.grad = None
+            outputs[place].backward()
+            found[place] = x.grad
+        return found
+
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        twin = copy.deepcopy(norm)
+        found, expected = gradients(functools.partial(segment(reentrant), norm), order), gradients(twin, order)
+        assert all(torch.equal(found[place], expected[place]) for place in order)
+        assert not torch.allclose(found[0], found[1], rtol=1e-3)  # so that another W would show
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_many_segments_wait_for_one_backward(reentrant):
+    model = network("swbn-fro")[1]
+    plain = copy.deepcopy(model)
+
+    def recurrent(step):
+        def loss(h):
+            for _ in range(70):
+                h = h + 0.1 * step(h)
+            return h
+
+        return loss
+
+    x = torch.randn(8, 6, 2, 2)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    recurrent(functools.partial(segment(reentrant), model))(a).sum().backward(), recurrent(plain)(b).sum().backward()
+    torch.testing.assert_close(a.grad, b.grad)
+    assert model.num_batches_tracked == 70
+
+
+def test_a_graph_that_is_kept_may_be_gone_through_again_after_another_forward():
+    norm = SWBN1d(4, step_size=0.1)
+    plain = copy.deepcopy(norm)
+    grads = []
+    x = torch.randn(16, 4)
+    for run in (functools.partial(segment(False), norm), plain):
+        a = x.clone().requires_grad_()
+        y = run(a)
+        y.pow(2).sum().backward(retain_graph=True)
+        run(2 * a.detach().requires_grad_()).sum().backward()
+        y.pow(3).sum().backward()
+        grads.append(a.grad)
+    assert torch.equal(*grads) and norm.num_batches_tracked == 2
+
+
+def test_a_saved_tensor_looked_at_outside_a_backward_steps_nothing():
+    norm = SWBN1d(4, step_size=0.1)
+    y = segment(False)(lambda x: torch.tanh(norm(x)), torch.randn(16, 4, requires_grad=True))
+    before = copy.deepcopy(norm.state_dict())
+    assert torch.equal(y.grad_fn._saved_result, y)
+    torch.testing.assert_close(norm.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_that_is_not_finite_is_rejected_as_without(name, reentrant):
+    model = network(name)
+    model(torch.randn(4, 3, 8, 8))
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(4, 3, 8, 8)
+    x[0, 0, 0, 0] = float("inf")
+    segment(reentrant)(lambda x: model(x) + model(2 * x), x.requires_grad_()).sum().backward()
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert model[1].num_batches_rejected == 2 and not x.grad.isfinite().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_selective_checkpointing_changes_nothing(name):
+    saved = [torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mean.dim, torch.ops.aten.mul.Tensor]
+    contexts = functools.partial(create_selective_checkpoint_contexts, saved)
+    model = network(name)
+    plain = copy.deepcopy(model)
+    run = functools.partial(checkpoint, model, use_reentrant=False, context_fn=contexts)
+    assert_same_training(run, model, plain, plain)
+
+
+def test_a_module_checkpointed_by_hooks_of_its_own():
+    from torch.distributed._composable import checkpoint as checkpoint_module
+
+    model = network("swbn-fro")
+    plain = copy.deepcopy(model)
+    checkpoint_module(model)
+    assert_same_training(model, model, plain, plain)
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
 def test_another_batch_the_second_time_is_an_error(reentrant):
     norm = SWBN1d(4)
     x = torch.randn(16, 4, requires_grad=True)
@@ -147,14 +242,16 @@ def test_nothing_is_kept_where_nothing_is_run_again():
     with torch.no_grad():
         for reentrant in KINDS:
             segment(reentrant)(norm, torch.randn(16, 4))
-    for _ in range(200):  # forwards that no backward follows
-        checkpoint(norm, torch.randn(16, 4, requires_grad=True), use_reentrant=False)
-    assert len(norm._first_runs._runs) <= 65
+    for reentrant in KINDS:
+        for _ in range(5):  # forwards that no backward follows
+            segment(reentrant)(norm, torch.randn(16, 4, requires_grad=True))
+    assert len(norm._first_runs._runs) == 1  # the last; it goes at the next forward
     for twin in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
         assert isinstance(twin._first_runs, FirstRuns) and not twin._first_runs._runs
-    for _ in range(3):
-        checkpoint(norm, torch.randn(16, 4, requires_grad=True), use_reentrant=False).sum().backward()
-    assert sum(run.used for run in norm._first_runs._runs) == 1
+    for reentrant in KINDS:
+        for _ in range(3):
+            segment(reentrant)(norm, torch.randn(16, 4, requires_grad=True)).sum().backward()
+        assert len(norm._first_runs._runs) == 1 and not norm._first_runs._runs[0].segments
 
 
 @pytest.fixture

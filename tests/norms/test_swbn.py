@@ -1,6 +1,7 @@
 """SWBN against the paper's algorithms; what it shares with its peers is in test_contract.py."""
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -152,9 +153,9 @@ def test_products_over_samples_accumulate_in_float32(dtype):
     ("options", "words"),
     [
         ({"criterion": "fr"}, "'fr'.*did you mean 'fro'.*fro, kl"),
-        ({"step_size": 0.0}, "positive and finite, got 0.0"),
-        ({"step_size": float("nan")}, "positive and finite, got nan"),
-        ({"step_size": -1}, "positive and finite, got -1"),
+        ({"step_size": 0.0}, "a positive and finite number, got 0.0"),
+        ({"step_size": float("nan")}, "a positive and finite number, got nan"),
+        ({"step_size": -1}, "a positive and finite number, got -1"),
     ],
 )
 def test_constructor_errors(options, words):
@@ -179,3 +180,11 @@ def test_a_norm_that_is_not_a_number_is_not_taken_for_zero():
 
 def test_repr_names_the_criterion_and_the_step():
     assert "criterion=kl, step_size=0.1" in repr(SWBN2d(4, step_size=0.1, criterion="kl"))
+
+
+def test_the_step_size_is_a_number():
+    for number in (np.float32(1e-3), np.float64(1e-3), np.int64(1), Fraction(1, 1000)):
+        assert SWBN2d(4, step_size=number).step_size == float(number)
+    for other in (True, "1e-3", None, 0, -1e-3, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="step_size must be a positive and finite number, got"):
+            SWBN2d(4, step_size=other)
