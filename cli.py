@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pydoc
 import shlex
 import signal
 import sys
@@ -27,12 +28,12 @@ from swbn_lightning import compare
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.environment import EnvironmentFile
-from swbn_lightning.errors import InputError
+from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.finite import StopOnNonFinite
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.ranks import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.report import ResultTable
-from swbn_lightning.resuming import LastCheckpoint, RandomStreams
+from swbn_lightning.resuming import LastCheckpoint, NothingToTrain, RandomStreams
 from swbn_lightning.runs import find_checkpoint, new_run_folder
 from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.stopping import StopTogether
@@ -79,6 +80,7 @@ class SwbnCLI(LightningCLI):
         super().parse_arguments(parser, args)
         self._command_line = shlex.join(["swbn", *(sys.argv[1:] if args is None else args)])
         command = self.config.subcommand
+        _check_seed(self.config[command].get("seed_everything"))
         path = self.config[command].get("ckpt_path")
         self._given_model = None
         if path is None:
@@ -98,7 +100,9 @@ class SwbnCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         if self._given_model is not None:
-            _say_what_the_checkpoint_overrides(self._given_model, self.config[self.subcommand].model)
+            used = self.config[self.subcommand].model
+            _check_class(self._given_model, used, self.config[self.subcommand].ckpt_path)
+            _say_what_the_checkpoint_overrides(self._given_model, used)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = {**self._get(self.config_init, "trainer"), **kwargs}
@@ -113,7 +117,7 @@ class SwbnCLI(LightningCLI):
             callbacks.append(LearningRateMonitor())
             callbacks.append(EnvironmentFile(self._command_line))
         callbacks += [self._get(self.config_init, "finite"), RandomStreams(), StopTogether()]
-        callbacks += [ResultTable(), EpisodeFiles(), PredictionTable()]
+        callbacks += [ResultTable(), EpisodeFiles(), PredictionTable(), NothingToTrain()]
         if config.get("logger") and self._get(self.config_init, "run").report:
             callbacks.append(_report_page())  # after those whose files it shows
         if config.get("enable_checkpointing") is not False and not probing:
@@ -126,7 +130,12 @@ class SwbnCLI(LightningCLI):
             # Where SLURM's requeueing keeps its checkpoint, and finds it: not the working folder, which all jobs share.
             run = self._get(self.config_init, "run")
             config["default_root_dir"] = str(Path(run.root, run.name))
-        return self._instantiate_trainer(config, callbacks)
+        counts = {key: config.get(key) for key in ("accumulate_grad_batches", "check_val_every_n_epoch")}
+        require_positive("trainer", **{key: value for key, value in counts.items() if value is not None})
+        try:
+            return self._instantiate_trainer(config, callbacks)
+        except (ValueError, TypeError) as error:  # of settings that Lightning cannot put together
+            raise InputError(f"trainer: {error}") from error
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
         """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
@@ -200,9 +209,17 @@ def console() -> None:
 
 def _mistake(error: BaseException | None) -> BaseException | None:
     """The user's mistake among the causes of an error: jsonargparse wraps what a constructor raises."""
+    # Lightning's, once the batches are counted; a plain ValueError.
+    if str(error).lstrip().startswith("`val_check_interval`"):
+        return error
     while error is not None and not isinstance(error, InputError | MisconfigurationException):
         error = error.__cause__
     return error
+
+
+def _check_seed(seed: Any) -> None:
+    if type(seed) is int and not 0 <= seed < 2**32:
+        raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, as numpy's generator takes it, got {seed}.")
 
 
 def _is_no_advertisement(record: logging.LogRecord) -> bool:
@@ -246,6 +263,20 @@ def _say_what_the_checkpoint_overrides(given: Any, used: Any) -> None:
                 f"swbn: the checkpoint's {key}={_plain(value)!r} is used, not {_plain(old)!r}.",
                 file=sys.stderr,
             )
+
+
+def _check_class(given: Any, used: Any, checkpoint: str) -> None:
+    """Lightning lets a checkpoint's class beat the one given, too: another model would be tested than was asked for.
+
+    Raises:
+        InputError: the two are not one class.
+    """
+    asked, found = given.get("class_path"), used.get("class_path")
+    if asked and found and asked != found and pydoc.locate(asked) is not pydoc.locate(found):
+        raise InputError(
+            f"{checkpoint} is a checkpoint of {found}, the configuration says {asked}; give the configuration of that "
+            "training (config.yaml in its run folder), or a checkpoint of this model."
+        )
 
 
 def _plain(value: Any) -> Any:

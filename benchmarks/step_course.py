@@ -152,9 +152,12 @@ def _options() -> argparse.Namespace:
     made.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     options = made.parse_args()
     if min(options.epochs, options.seeds, options.batch, *options.budgets) <= 0 or options.steps < 0:
-        raise InputError("epochs, seeds, batch and budgets must be positive.")
+        made.error("epochs, seeds, batch and budgets must be positive.")
     return options
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(f"step_course: error: {error}") from None

@@ -46,8 +46,11 @@ class StopOnNonFinite(pl.Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None, max_skipped: int = 20) -> None:
-        if every_n_steps not in (None, 0):
-            require_positive("StopOnNonFinite", every_n_steps=every_n_steps)
+        if every_n_steps is not None and (type(every_n_steps) is not int or every_n_steps < 0):
+            raise InputError(
+                f"StopOnNonFinite: every_n_steps must be an integer of at least 0 (0: epochs' ends alone) or null, got "
+                f"{every_n_steps!r}."
+            )
         require_positive("StopOnNonFinite", max_skipped=max_skipped)
         self.every_n_steps, self.max_skipped = every_n_steps, max_skipped
         self._batch: Any = None
@@ -135,7 +138,7 @@ class StopOnNonFinite(pl.Callback):
 
     def _origin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """Where it began, as far as a second forward of the batch at hand tells."""
-        found = self._origin_at_sight(pl_module)
+        found = self._origin_at_sight(trainer, pl_module)
         # Synchronised layers wait for every process: all go through the second forward, or none does.
         if _any_process(trainer, found is not None):
             return found or "it began in another process, whose message says where"
@@ -145,10 +148,12 @@ class StopOnNonFinite(pl.Callback):
             return "every layer's output is finite when the batch at hand runs again: it is the loss, or another batch"
         return f"it begins in {first.name} ({first.kind}), whose output is the first that is not finite"
 
-    def _origin_at_sight(self, pl_module: pl.LightningModule) -> str | None:
+    def _origin_at_sight(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         """The parameter or the value of this process's batch that is not finite."""
         parameters: dict[str, Tensor] = dict(pl_module.named_parameters())
         if found := [name for name in _not_finite(parameters) if name not in self._ignored]:
+            if self._interval(trainer, pl_module) == 1:
+                return f"{found[0]} is not finite either, since the last step"
             return (
                 f"{found[0]} is not finite either, so a step since the last look went wrong. Go on from the last "
                 "checkpoint with every_n_steps: 1 to be told which layer it begins in"

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from pytorch_lightning.utilities.rank_zero import rank_zero_info
+from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 _State = dict[str, Any]
@@ -76,6 +76,26 @@ def set_random_streams(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+class NothingToTrain(pl.Callback):
+    """Says so where ``fit`` ends without a step: Lightning ends as if it had trained."""
+
+    def __init__(self) -> None:
+        self._trained = False
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._trained = True
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._trained:
+            rank_zero_warn(
+                f"nothing was trained: {trainer.current_epoch} epochs and {trainer.global_step} steps are behind this "
+                f"model, asked for were max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, "
+                f"limit_train_batches={trainer.limit_train_batches}. With larger ones it goes on."
+            )
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -21,7 +21,10 @@ EPISODES_FILE = "episodes.csv"
 def new_run_folder(root: str | Path, name: str) -> Path:
     """Make the next free ``version_<n>`` below ``root/name``, safe against a second run starting now."""
     base = Path(root) / name
-    base.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"no run folder can be made at {base}: {error.strerror or error}.") from error
     number = max((n for n, _ in _versions(base)), default=-1) + 1
     while True:
         folder = base / f"version_{number}"

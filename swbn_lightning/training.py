@@ -266,6 +266,8 @@ def _resolve_backbone(
 ) -> Backbone:
     if isinstance(backbone, str):
         return build_backbone(backbone, norm, norm_args, **(backbone_args or {}))
+    if not isinstance(backbone, nn.Module):
+        raise InputError(f"backbone must be a name (such as resnet20) or a network, got {backbone!r}.")
     if norm_args or backbone_args:
         raise InputError("norm_args and backbone_args are for a backbone given by name; this one is built already.")
     return backbone

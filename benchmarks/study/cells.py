@@ -207,7 +207,7 @@ class Cell:
     @property
     def label(self) -> str:
         """For messages."""
-        return f"{self.experiment.name} · {self.network.label} · {self.norm.label} · seed {self.seed}"
+        return f"{self.experiment.path} · {self.network.label} · {self.norm.label} · seed {self.seed}"
 
     def arguments(self, run: str = "") -> list[str]:
         """For any command; ``run`` is the part of the run's name below the cell's."""

@@ -1,6 +1,6 @@
 """The pictures of a study, and every number in them as CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.study.cells import Cell
@@ -48,8 +48,9 @@ def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> li
 def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:
     """What is compared in one picture, a configuration with one network: a line a norm, over the seeds."""
     found: dict[str, dict[str, list[Cell]]] = {}
+    names = short_names([cell.experiment.path for cell in cells])
     for cell in cells:
-        title = f"{cell.experiment.name}, {cell.network.label}"
+        title = f"{names[cell.experiment.path]}, {cell.network.label}"
         found.setdefault(title, {}).setdefault(cell.norm.label, []).append(cell)
     return {
         title: [Group(label, [_quantities(cell) for cell in own]) for label, own in norms.items()]
@@ -60,10 +61,11 @@ def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:
 def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
     """The accuracies: a panel a configuration and setting, a line a norm, with the network where there are several."""
     several = len({row.network for row in rows}) > 1
+    names = short_names([row.config for row in rows])
     return [
         Accuracy(
             f"{row.network}, {row.norm}" if several else row.norm,
-            " ".join(word for word in (Path(row.config).stem, row.setting) if word),
+            " ".join(word for word in (names[row.config], row.setting) if word),
             f"seed {row.seed}",
             row.value,
             row.ci95,
@@ -71,6 +73,17 @@ def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
         for row in rows
         if row.metric == "accuracy"
     ]
+
+
+def short_names(configs: Iterable[str]) -> dict[str, str]:
+    """Of each configuration file as much of its path's end as tells it from the others, without ``.yaml``."""
+    parts = {config: Path(config).with_suffix("").parts for config in configs}
+    names = {}
+    for config, own in parts.items():
+        others = [other for given, other in parts.items() if given != config]
+        length = next((n for n in range(1, len(own)) if all(own[-n:] != o[-n:] for o in others)), len(own))
+        names[config] = "/".join(own[-length:])
+    return names
 
 
 def _quantities(cell: Cell) -> dict[str, dict[int, float]]:

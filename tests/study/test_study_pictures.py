@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image
 
-from benchmarks.study.pictures import accuracies, curve_groups, draw
+from benchmarks.study.pictures import accuracies, curve_groups, draw, short_names
 from tests.study.tiny import GLYPHS, cells_of
 
 
@@ -46,6 +46,22 @@ def test_what_is_drawn(tmp_path):
         ("swbn-fro", "glyphs", "seed 0", "0.5"),
     ]  # fmt: skip
     assert all(Image.open(tmp_path / f"{name}.png").width > 700 for name in ("curves", "accuracy"))
+
+
+def test_configurations_of_one_file_name_are_told_apart(tmp_path):
+    paths = []
+    for folder in ("cifar10", "cifar100"):
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "wrn.yaml")
+        paths[-1].write_text(GLYPHS.read_text())
+    cells = [cell for path in paths for cell in cells_of(str(path), networks=["resnet20"], norms=["bn"], runs=tmp_path)]
+    assert list(curve_groups(cells)) == ["cifar10/wrn, resnet20", "cifar100/wrn, resnet20"]
+    assert len({cell.label for cell in cells}) == 2
+    rows = [SimpleNamespace(**{**vars(row("bn", 0, 0.5)), "config": str(path)}) for path in paths]
+    assert [one.setting for one in accuracies(rows)] == ["cifar10/wrn", "cifar100/wrn"]
+    assert short_names(["a/b/c.yaml", "c.yaml", "x/b/c.yaml", "d.yaml"]) == {
+        "a/b/c.yaml": "a/b/c", "c.yaml": "c", "x/b/c.yaml": "x/b/c", "d.yaml": "d",
+    }  # fmt: skip
 
 
 def test_networks_are_named_where_there_are_several_and_nothing_is_drawn_of_nothing(tmp_path):
