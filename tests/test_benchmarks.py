@@ -58,6 +58,7 @@ def run_gpu(monkeypatch, tmp_path, *arguments):
     return json.loads(output.read_text())["sections"]
 
 
+@pytest.mark.slow
 def test_the_gpus_program_keeps_what_it_has(monkeypatch, tmp_path, capsys):
     found = run_gpu(monkeypatch, tmp_path, "--sections", "memory")
     assert found["memory"]["verdict"] == "done"

@@ -255,7 +255,9 @@ def test_test_needs_a_trained_model(run, capsys):
     "precision", ["bf16-mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16-true", "64-true"))]
 )
 def test_precisions(precision, run):
-    main(["fit", *run[1], f"--trainer.precision={precision}", "--trainer.fast_dev_run=true"])
+    # Few images: convolutions in 16 bit are slow on many a CPU.
+    few = ["--data.eval_batch_size=16", "--whiteness.num_images=16", "--data.train.queries=2"]
+    main(["fit", *run[1], f"--trainer.precision={precision}", "--trainer.fast_dev_run=true", *few])
 
 
 def test_averaged_weights_with_their_own_statistics(run, capsys):
