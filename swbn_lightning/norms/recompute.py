@@ -145,9 +145,10 @@ def _segments() -> Iterator[Any]:
     which its forward and backward share, and the other kind's ``_CheckpointFrame``.
     """
     hooks = _hooks()
-    if hooks is not None and hooks[0].__code__.co_filename == torch.utils.checkpoint.__file__:
+    code = None if hooks is None else getattr(hooks[0], "__code__", None)  # any callable may be a hook
+    if code is not None and code.co_filename == torch.utils.checkpoint.__file__:
         # Without a caller to be found where a module's own hooks make the segment (torch's composable checkpoint).
-        closed = dict(zip(hooks[0].__code__.co_freevars, hooks[0].__closure__ or (), strict=True))
+        closed = dict(zip(code.co_freevars, hooks[0].__closure__ or (), strict=True))
         if "frame" in closed:
             yield closed["frame"].cell_contents
     for frame in _checkpoint_frames():

@@ -238,6 +238,8 @@ def test_nothing_is_kept_where_nothing_is_run_again():
         norm(torch.randn(16, 4))
     with torch.autograd.graph.save_on_cpu():
         norm(torch.randn(16, 4, requires_grad=True))
+    with torch.autograd.graph.saved_tensors_hooks(functools.partial(torch.clone), functools.partial(torch.clone)):
+        norm(torch.randn(16, 4, requires_grad=True)).sum().backward()
     assert not norm._first_runs._runs
     with torch.no_grad():
         for reentrant in KINDS:
