@@ -1,5 +1,7 @@
 """What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
 
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from rich.console import Console
 from rich.table import Table
 
-from swbn_lightning.runs import write_results
+from swbn_lightning.runs import CONFIG_FILE, TRAINING_FILE, run_of, write_results
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
@@ -125,7 +127,9 @@ class ResultTable(pl.Callback):
                 "best_checkpoint": own,
                 "tested_checkpoint": None if own else checkpoint,
             }
-            if command == "fit":
+            if command != "fit":
+                results["tested_run"] = _keep_training(checkpoint, self._folder) if checkpoint and not own else None
+            else:
                 results["completed"] = self._completed
                 results["fit_seconds"] = time.perf_counter() - self._begun
                 results["epoch_seconds"] = self._clock.epochs
@@ -228,6 +232,18 @@ def _relative_to(checkpoint: str | None, folder: Path) -> str | None:
     if checkpoint and folder.resolve() in Path(checkpoint).resolve().parents:
         return str(Path(checkpoint).resolve().relative_to(folder.resolve()))
     return None
+
+
+def _keep_training(checkpoint: str, folder: Path) -> str | None:
+    """Copy the settings of the run whose checkpoint was evaluated; returns that run's path from ``folder``.
+
+    So that these results are known for that training's wherever the folders go. None for a checkpoint outside a run.
+    """
+    run = run_of(checkpoint)
+    if run is None or not (run / CONFIG_FILE).is_file():
+        return None
+    shutil.copyfile(run / CONFIG_FILE, folder / TRAINING_FILE)
+    return os.path.relpath(run.resolve(), folder.resolve())
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

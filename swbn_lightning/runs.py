@@ -2,9 +2,10 @@
 
 import csv
 import io
+import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from torch import nn
 from swbn_lightning.errors import InputError
 
 RESULTS_FILE = "results.json"
+CONFIG_FILE = "config.yaml"
+# Beside the results of an evaluation: a copy of the configuration of the run whose checkpoint was evaluated.
+TRAINING_FILE = "training.yaml"
 # Beside the results of a test of episodes: a row an episode, with its accuracy.
 EPISODES_FILE = "episodes.csv"
+_ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
 
 
 def new_run_folder(root: str | Path, name: str) -> Path:
@@ -89,6 +94,61 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
         f"{path} holds no {prefer} checkpoint: looked for checkpoints/ and {RESULTS_FILE} there and in its "
         "version_* folders. Has `swbn fit` finished an epoch?"
     )
+
+
+def run_of(checkpoint: str | Path) -> Path | None:
+    """``…/version_0`` of ``…/version_0/checkpoints/last.ckpt``; None for a file that lies elsewhere."""
+    folder = Path(checkpoint).parent
+    return folder.parent if folder.name == "checkpoints" else None
+
+
+def find_source(
+    folder: Path, results: Mapping[str, Any], config: Mapping[str, Any], known: Collection[Path]
+) -> Path | None:
+    """The run from whose checkpoint another one started (a test, or a training that went on), though it was moved.
+
+    Args:
+        folder: of the run that started from it.
+        results: what its ``results.json`` holds.
+        config: its settings, flat.
+        known: resolved folders among which to look.
+    """
+    here = folder.resolve()
+    if isinstance(near := results.get("tested_run"), str) and (here / near).resolve() in known:
+        return (here / near).resolve()
+    given = results.get("tested_checkpoint") or config.get("ckpt_path")
+    if not isinstance(given, str) or len(Path(given).parts) < 3:
+        return None
+    written = Path(given).parents[1]
+    # Renamed together with the run, which knows its own old name, under which there may be others by now.
+    sibling, name = here.parent / written.name, Path(str(config.get("run.name"))).name
+    if name == written.parent.name != here.parent.name and sibling in known:
+        return sibling
+    there = _as_the_command_saw(written, here, config)
+    if there in known:
+        return there
+    # Moved, then: of those of its name and version the nearest to the run and, of equals, the one most like its path.
+    alike = {path: (_alike(path.parts, here.parts), _alike(path.parts[::-1], written.parts[::-1])) for path in known}
+    alike = {path: nearness for path, nearness in alike.items() if nearness[1] >= _ALIKE}
+    found = [path for path, nearness in alike.items() if nearness == max(alike.values())]
+    if len(found) == 1:
+        return found[0]
+    return written.resolve() if written.resolve() in known else None
+
+
+def _as_the_command_saw(written: Path, here: Path, config: Mapping[str, Any]) -> Path | None:
+    """What a path meant in the directory of a run's command; None where that is not known: the run was moved."""
+    own = Path(str(config.get("run.root")), str(config.get("run.name"))).parts
+    if here.parent.parts[-len(own) :] != own:
+        return None
+    if written.is_absolute():
+        return written.resolve()
+    return None if own[0] == here.anchor else Path(*here.parent.parts[: -len(own)], written).resolve()
+
+
+def _alike(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many parts are the same from the beginning."""
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
 
 
 def load_backbone(backbone: nn.Module, path: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import yaml
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs import EPISODES_FILE, RESULTS_FILE
+from swbn_lightning.runs import CONFIG_FILE, EPISODES_FILE, RESULTS_FILE, TRAINING_FILE, find_source, run_of
 
 # Settings that a training does not depend on, or that only name it.
 _FREE = ("seed_everything", "run", "ckpt_path", "config", "data.init_args.test", "data.init_args.root", "weights_only")
@@ -20,7 +21,8 @@ class SavedTest:
     """One evaluation with the accuracy of each of its episodes."""
 
     folder: Path
-    training: Path  # the run whose checkpoint was tested
+    training: Path  # the run whose checkpoint was tested, or a checkpoint outside of a run's folder
+    in_run: bool  # False for such a checkpoint, of which seed and config are those of the test
     seed: int  # of the training
     config: dict[str, Any]  # flat, without the seed and what names a run
     setting: str  # as "test, 5-way 1-shot, 15 queries, seed 0"
@@ -78,7 +80,7 @@ def _read(folder: Path) -> SavedTest | None:
     try:
         results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
         (row,) = results["results"]
-        checkpoint = results["tested_checkpoint"] or folder / results["best_checkpoint"]
+        checkpoint = results["tested_checkpoint"] or str(folder / results["best_checkpoint"])
         episodes_id, told = row["episodes_id"], row["episodes"]
         setting = f"{row['split']}, {row['ways']}-way {row['shots']}-shot, {row['queries']} queries, seed {row['seed']}"
         if kind := row.get("inference"):
@@ -88,27 +90,55 @@ def _read(folder: Path) -> SavedTest | None:
         raise InputError(f"{folder / RESULTS_FILE} is not what a test of episodes writes: {reason}.") from error
     if told != len(accuracies):
         raise InputError(f"{folder / EPISODES_FILE} holds {len(accuracies)} episodes, {RESULTS_FILE} says {told}.")
-    training = _run_of(Path(checkpoint))
-    config = _flat(_config(training) or _config(folder) or {})
+    training, config = _training(folder, results, checkpoint)
+    in_run = training is not None
     seed = config.get("seed_everything")
-    own = {key: value for key, value in config.items() if not _is_free(key)}
-    return SavedTest(folder, training, seed if type(seed) is int else 0, own, setting, episodes_id, accuracies)
+    seed, own = seed if type(seed) is int else 0, {key: value for key, value in config.items() if not _is_free(key)}
+    return SavedTest(folder, training or Path(checkpoint), in_run, seed, own, setting, episodes_id, accuracies)
 
 
-def _run_of(checkpoint: Path) -> Path:
-    """``…/version_0`` of ``…/version_0/checkpoints/last.ckpt``; a file that lies elsewhere stands for itself."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+def _training(folder: Path, results: dict[str, Any], checkpoint: str) -> tuple[Path | None, dict[str, Any]]:
+    """The run whose checkpoint was tested, and its settings; of a checkpoint outside of a run, None and the test's own.
+
+    The test's own settings never stand for those of a run: its seed says nothing of the training's.
+    """
+    own = _config(folder / CONFIG_FILE)
+    if not results["tested_checkpoint"]:  # it lies in this very folder
+        return folder, own
+    if (folder / TRAINING_FILE).is_file():
+        return Path(os.path.normpath(folder / str(results.get("tested_run")))), _config(folder / TRAINING_FILE)
+    written = run_of(checkpoint)
+    if written is None or results.get("tested_run", "") is None:
+        return None, own
+    found = find_source(folder, results, own, _runs_near(folder, written))  # results of before there was that copy
+    if found is not None:
+        return found, _config(found / CONFIG_FILE)
+    if Path(checkpoint).is_file() and not any((written / name).is_file() for name in (CONFIG_FILE, RESULTS_FILE)):
+        return None, own
+    raise InputError(
+        f"compare: {folder} is a test of {checkpoint}, and the {CONFIG_FILE} of that run, with its seed and settings, "
+        f"is neither there nor in a folder {written.name} or {Path(*written.parts[-2:])} beside or above the test. Run "
+        "compare in the directory where the test was run, put the run back, or test it again."
+    )
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
-    file = folder / "config.yaml"
+def _runs_near(folder: Path, written: Path) -> set[Path]:
+    """Where a run can be that was written down by this path: from here, or beside or above a folder, also if moved."""
+    here, parts = folder.resolve(), [part for part in written.parts if part != written.anchor]
+    tails = [Path(*parts[-count:]) for count in range(1, len(parts) + 1)]
+    places = {written.resolve(), *((above / tail).resolve() for above in here.parents for tail in tails)} - {here}
+    return {place for place in places if (place / CONFIG_FILE).is_file() and not (place / EPISODES_FILE).is_file()}
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """Settings, flat; none where there is no such file."""
     if not file.is_file():
-        return None
+        return {}
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise InputError(f"{file} cannot be read: {error}.") from error
-    return content if isinstance(content, dict) else None
+    return _flat(content) if isinstance(content, dict) else {}
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:
@@ -123,6 +153,15 @@ def _is_free(key: str) -> bool:
 
 def _check_that_seeds_alone_differ(path: Path, setting: str, tests: list[SavedTest]) -> None:
     first = tests[0]
+    files: dict[int, SavedTest] = {}
+    for test in tests:
+        other = files.setdefault(test.seed, test)
+        if not (test.in_run and other.in_run) and test.training != other.training:
+            raise InputError(
+                f"compare: {path} holds tests of {other.training} and {test.training}, and of a checkpoint that lies "
+                f"outside of a run's folder no seed is known but the test's, here {test.seed} for both. Give each of "
+                "these as a path of its own, or test with the training's --seed_everything."
+            )
     for test in tests[1:]:
         keys = first.config.keys() | test.config.keys()
         differing = sorted(key for key in keys if first.config.get(key) != test.config.get(key))

@@ -10,6 +10,7 @@ import yaml
 
 from cli import main
 from swbn_lightning.compare import compare
+from swbn_lightning.errors import InputError
 
 T_29, T_1 = 2.045229642, 12.706204736  # Student's t at 97.5%, 29 and 1 degrees of freedom
 
@@ -17,10 +18,15 @@ T_29, T_1 = 2.045229642, 12.706204736  # Student's t at 97.5%, 29 and 1 degrees 
 def saved(root, name, accuracies, seed=0, version=1, **changed):
     """A trained run (version_0) with a test of it, as the command leaves them."""
     run = root / name
-    training = {"seed_everything": seed, "run": {"name": name}, "model": {"norm": changed.pop("norm", name)}}
-    for folder in (run / "version_0", run / f"version_{version}"):
+    training = {
+        "seed_everything": seed,
+        "run": {"root": str(root), "name": name},
+        "model": {"norm": changed.pop("norm", name)},
+    }
+    test = {**training, "seed_everything": 0}  # as a test has it that is told no seed
+    for folder, own in ((run / "version_0", training), (run / f"version_{version}", test)):
         folder.mkdir(parents=True, exist_ok=True)
-    (run / "version_0" / "config.yaml").write_text(yaml.safe_dump(training))
+        (folder / "config.yaml").write_text(yaml.safe_dump(own))
     row = {
         "split": "test", "episodes": len(accuracies), "ways": 5, "shots": 1, "queries": 15, "seed": 0,
         "episodes_id": "same", **changed,
@@ -150,6 +156,90 @@ def test_what_cannot_be_compared(tmp_path, capsys):
             main(["compare", *words])
         error = capsys.readouterr().err
         assert stopped.value.code == 2 and message in error and "Traceback" not in error, (words, error)
+
+
+@pytest.fixture
+def seeds(tmp_path, monkeypatch):
+    """``here/runs`` with two norms of two seeds, each with its test, as commands in ``here`` wrote them."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for norm in ("bn", "swbn"):
+        for seed in (1, 2):
+            saved(Path("runs") / norm, f"seed{seed}", episodes(10 * seed + len(norm)), seed=seed, norm=norm)
+    return tmp_path / "here" / "runs", compare(["runs/bn", "runs/swbn"])
+
+
+def without_labels(lines):
+    return [line._replace(label="") for line in lines]
+
+
+def test_from_another_directory_and_after_a_move_the_table_is_the_same(seeds, tmp_path, monkeypatch):
+    runs, expected = seeds
+    assert expected[0].seeds == (1, 2)
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "runs" / "bn" / "seed1" / "version_0"  # of the same name in the directory of the command
+    other.mkdir(parents=True)
+    (other / "config.yaml").write_text(yaml.safe_dump({"seed_everything": 7}))
+    assert without_labels(compare([str(runs / "bn"), str(runs / "swbn")])) == without_labels(expected)
+    moved = runs.rename(tmp_path / "moved")
+    assert without_labels(compare([str(moved / "bn"), str(moved / "swbn")])) == without_labels(expected)
+    (moved / "bn" / "seed1").rename(moved / "bn" / "renamed")
+    assert without_labels(compare([str(moved / "bn"), str(moved / "swbn")])) == without_labels(expected)
+
+
+def test_what_was_renamed_is_not_taken_for_what_has_its_name_now(seeds):
+    runs, _ = seeds
+    (runs / "bn").rename(runs / "old")
+    (runs / "old" / "seed1").rename(runs / "old" / "first")
+    saved(runs / "old", "seed1", episodes(3), seed=5, norm="bn")
+    first, _ = compare(["runs/old", "runs/swbn"])
+    assert first.seeds == (1, 2, 5)
+
+
+def test_a_test_in_another_folder_is_of_the_training_that_it_names(seeds, tmp_path, monkeypatch):
+    runs, _ = seeds
+    monkeypatch.chdir(runs.parent)
+    # Beside a training of that name and version which it did not test.
+    trained = Path(saved(Path("runs"), "n", episodes(1), seed=3, norm="n")) / "version_0"
+    test = Path(saved(Path("out"), "n", episodes(1), seed=4, norm="n")) / "version_1"
+    results = json.loads((test / "results.json").read_text())
+    (test / "results.json").write_text(json.dumps({**results, "tested_checkpoint": f"{trained}/checkpoints/best.ckpt"}))
+    monkeypatch.chdir(tmp_path)
+    first, _ = compare([str(runs / "bn"), str(runs.parent / "out")])[::-1]
+    assert first.seeds == (3,)
+
+
+def test_a_training_that_is_not_found_is_an_error(seeds, tmp_path, monkeypatch):
+    runs, _ = seeds
+    (runs / "bn" / "seed1" / "version_0").rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"is a test of runs/bn/seed1/version_0/.*best.ckpt.*put the run back"):
+        compare([str(runs / "bn"), str(runs / "swbn")])
+
+
+def test_the_settings_that_a_test_keeps_count_wherever_its_training_is(seeds, tmp_path, monkeypatch):
+    runs, expected = seeds
+    for test in runs.glob("*/*/version_1"):
+        results = json.loads((test / "results.json").read_text())
+        (test / "results.json").write_text(json.dumps({**results, "tested_run": "../version_0"}))
+        (test.parent / "version_0" / "config.yaml").rename(test / "training.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert without_labels(compare([str(runs / "bn"), str(runs / "swbn")])) == without_labels(expected)
+
+
+def test_a_checkpoint_outside_of_a_run_has_the_seed_of_its_test(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a = saved(tmp_path, "a", episodes(1))
+    for number, seed in enumerate((3, 4)):
+        test = Path(saved(tmp_path / "files", f"t{number}", episodes(number), seed=seed, norm="b")) / "version_1"
+        results = json.loads((test / "results.json").read_text())
+        (test / "results.json").write_text(json.dumps({**results, "tested_checkpoint": f"{number}.ckpt"}))
+        (test.parent / "version_0" / "config.yaml").rename(test / "config.yaml")
+    _, second = compare([a, str(tmp_path / "files")])
+    assert second.seeds == (3, 4)
+    config = tmp_path / "files" / "t1" / "version_1" / "config.yaml"
+    config.write_text(config.read_text().replace("seed_everything: 4", "seed_everything: 3"))
+    with pytest.raises(InputError, match=r"tests of 0\.ckpt and 1\.ckpt, .* here 3 for both"):
+        compare([a, str(tmp_path / "files")])
 
 
 def test_a_configuration_that_would_run_code_does_not(tmp_path, capsys):

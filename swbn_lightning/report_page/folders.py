@@ -14,10 +14,9 @@ import yaml
 from swbn_lightning.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
 from swbn_lightning.report_page.nested import flatten
-from swbn_lightning.runs import RESULTS_FILE
+from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE
 from swbn_lightning.whiteness.records import MEAN, WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness
 
-CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.csv"
 STUDY_FILE = "study.csv"
 _FILES = (RESULTS_FILE, CONFIG_FILE, METRICS_FILE, WHITENESS_FILE, ENVIRONMENT_FILE)

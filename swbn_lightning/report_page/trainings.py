@@ -1,6 +1,5 @@
 """Run folders as trainings with their tests, and trainings that differ in their seed alone as groups."""
 
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +9,12 @@ from typing import Any
 from swbn_lightning.curves import MEASURES, Accuracy, Group
 from swbn_lightning.report_page.folders import RunFolder, Series
 from swbn_lightning.report_page.nested import ABSENT, differences
+from swbn_lightning.runs import find_source
 from swbn_lightning.whiteness.records import CorrelationMap
 
 # What two trainings of the same group may differ in: the seed, where the run is, and what only a test uses.
 _NOT_COMPARED = ("seed_everything", "ckpt_path", "config", "run", "trainer.default_root_dir", "data.init_args.test")
 _SPEAK_FOR_THEMSELVES = ("norm", "backbone", "class_path", "dataset", "seed_everything")
-_ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
 _MOST_WORDS = 3  # of a group's label
 
 
@@ -90,7 +89,10 @@ def as_trainings(runs: Sequence[RunFolder]) -> list[Training]:
     """
     by_path = {run.path.resolve(): run for run in runs}
     known = [path for path, run in by_path.items() if run.trained]
-    sources = {path: _source(run, [other for other in known if other != path]) for path, run in by_path.items()}
+    sources = {
+        path: find_source(run.path, run.results, run.config, [other for other in known if other != path])
+        for path, run in by_path.items()
+    }
     # None can have continued itself, whatever the files say.
     sources = {path: source for path, source in sources.items() if source and path not in _chain(source, sources)}
     continued = {sources[path] for path in known if path in sources}
@@ -161,32 +163,6 @@ def setting_of(row: Mapping[str, Any]) -> str:
 def as_number(value: Any) -> float | None:
     """A number out of a file, or None for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _source(run: RunFolder, known: Sequence[Path]) -> Path | None:
-    """The known folder of the checkpoint from which a run started."""
-    given = run.results.get("tested_checkpoint") or run.config.get("ckpt_path")
-    if not isinstance(given, str) or len(Path(given).parts) < 3:
-        return None
-    folder = Path(given).parents[1]
-    if folder.resolve() in known:
-        return folder.resolve()
-    # Moved, then: the one that still has the most of its path and, of equals, is nearest to the run.
-    here = run.path.resolve()
-    alike = {path: (_alike(path.parts[::-1], folder.parts[::-1]), _alike(path.parts, here.parts)) for path in known}
-    best = max(alike.values(), default=(0, 0))
-    found = [path for path, nearness in alike.items() if nearness == best]
-    if best[0] >= _ALIKE and len(found) == 1:
-        return found[0]
-    # Or renamed, together with the run, which knows its own old name.
-    sibling = here.parent / folder.name
-    renamed = Path(str(run.config.get("run.name"))).name == folder.parent.name
-    return sibling if renamed and sibling in known else None
-
-
-def _alike(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many parts are the same from the beginning."""
-    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
 
 
 def _chain(path: Path, sources: Mapping[Path, Path | None]) -> list[Path]:

@@ -50,6 +50,15 @@ def test_a_run_says_where_and_how_it_ran(trained):
     assert before <= datetime.fromisoformat(fit["started"]) <= datetime.now(UTC)
 
 
+def test_a_test_keeps_the_settings_of_its_training(trained):
+    folder, *_ = trained
+    told = json.loads((folder / "version_2" / "results.json").read_text())
+    assert told["tested_run"] == "../version_1" and Path(told["tested_checkpoint"]).is_file()
+    kept, training = folder / "version_2" / "training.yaml", folder / "version_1" / "config.yaml"
+    assert kept.read_text() == training.read_text() != (folder / "version_2" / "config.yaml").read_text()
+    assert "tested_run" not in json.loads((folder / "version_1" / "results.json").read_text())
+
+
 def test_fit_writes_the_page_where_it_was_asked_to(trained):
     folder, *_ = trained
     page = Page((folder / "version_0" / "report.html").read_text())
