@@ -215,7 +215,8 @@ class EpisodicDataModule(ImageDataModule):
         """Read the splits that ``stage`` needs and check that their episodes can be drawn."""
         splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}[stage]
         if stage == "predict":
-            self.prediction = load_prediction_data(self._support, self._query, self.image_size, self.channels)
+            own = (self.image_size, self.channels, self.spec.from_file)
+            self.prediction = load_prediction_data(self._support, self._query, *own)
         for split in splits:
             image_set, s = self.image_set(split), self.settings[split]
             EpisodeSampler(image_set.labels, s.ways, s.shots, s.queries, image_set.class_names)

@@ -1,6 +1,8 @@
 """Naming one's own images from a handful of examples: the data of ``predict`` and its table."""
 
 import csv
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +33,9 @@ class PredictionData(NamedTuple):
         return len(self.support) // self.support.num_classes
 
 
-def load_prediction_data(support: str | None, query: str | None, image_size: int, channels: int) -> PredictionData:
+def load_prediction_data(
+    support: str | None, query: str | None, image_size: int, channels: int, from_file: Callable[[Tensor], Tensor]
+) -> PredictionData:
     """Read the support folder ``<class>/<image>`` and the query images.
 
     Args:
@@ -39,6 +43,7 @@ def load_prediction_data(support: str | None, query: str | None, image_size: int
         query: a folder of images, or one image.
         image_size: side to which images are resized.
         channels: 3 for RGB, 1 for gray.
+        from_file: what the data set that was learnt from does to the pixels of its files.
 
     Raises:
         InputError: a path that is not given, missing or without images; classes with unequal numbers of images.
@@ -62,7 +67,8 @@ def load_prediction_data(support: str | None, query: str | None, image_size: int
         listed = ", ".join(f"{name} {count}" for name, count in zip(classes.class_names, counts, strict=True))
         raise InputError(f"predict: every class needs the same number of support images; found {listed}.")
     images = read_images(files, image_size, channels, "query")
-    return PredictionData(classes, tuple(str(file) for file in files), images)
+    classes = replace(classes, images=from_file(classes.images))
+    return PredictionData(classes, tuple(str(file) for file in files), from_file(images))
 
 
 class PredictionTable(pl.Callback):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fewshot.datasets.forms import LIST_FOLDERS, SPLITS, Found, check_split, find_lists, nothing_usable
 from swbn_lightning.data import ImageSet
@@ -75,7 +76,7 @@ def load_omniglot(
         raise nothing_usable("omniglot", folder, _expected)
     name = f"omniglot/{split}"
     image_set = load_listing(found.listing, name, image_size, channels=1, cache=cache, source=found.source)
-    strokes = ImageSet(255 - image_set.images, image_set.labels, image_set.class_names, name, found.source)
+    strokes = ImageSet(inverted(image_set.images), image_set.labels, image_set.class_names, name, found.source)
     return _rotated(strokes) if rotations else strokes
 
 
@@ -84,6 +85,11 @@ def load_rotated_omniglot(
 ) -> ImageSet:
     """As :func:`load_omniglot` with ``rotations``: four classes a character."""
     return load_omniglot(split, root, image_size, cache, rotations=True)
+
+
+def inverted(images: Tensor) -> Tensor:
+    """Black ink on white paper, uint8 as the files have it, as strokes of 255 on 0."""
+    return 255 - images
 
 
 def _rotated(image_set: ImageSet) -> ImageSet:

@@ -4,15 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fewshot.datasets.cifar_fs import load_cifar_fs, load_fc100
 from fewshot.datasets.folders import load_cub, load_folders, load_tiered_imagenet
 from fewshot.datasets.mini_imagenet import load_mini_imagenet
-from fewshot.datasets.omniglot import OMNIGLOT_MEAN, OMNIGLOT_STD, load_omniglot, load_rotated_omniglot
+from fewshot.datasets.omniglot import OMNIGLOT_MEAN, OMNIGLOT_STD, inverted, load_omniglot, load_rotated_omniglot
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.cifar import CIFAR100_MEAN, CIFAR100_STD
 from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD
 from swbn_lightning.data.glyphs import GLYPH_MEAN, GLYPH_STD, glyphs
 from swbn_lightning.errors import InputError, unknown_name
+
+
+def _as_it_is(images: Tensor) -> Tensor:
+    return images
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class FewShotDataset:
 
     ``load(split, root, image_size)`` gives the split; ``mean`` and ``std`` are per channel, of pixels in [0, 1]. If
     ``cacheable``, ``load`` also takes ``cache``, a :class:`~swbn_lightning.data.cache.ImageCache`.
+    ``from_file`` is what ``load`` does to the pixels of its files, and ``predict`` to the user's: from and to uint8
+    ``[N, C, H, W]``.
     """
 
     load: Callable[..., ImageSet]
@@ -28,6 +36,7 @@ class FewShotDataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     cacheable: bool = False
+    from_file: Callable[[Tensor], Tensor] = _as_it_is
 
     @property
     def channels(self) -> int:
@@ -53,8 +62,8 @@ _DATASETS = {
     "tiered-imagenet": FewShotDataset(load_tiered_imagenet, *_PHOTOGRAPHS, cacheable=True),
     "cub": FewShotDataset(load_cub, *_PHOTOGRAPHS, cacheable=True),
     "folders": FewShotDataset(load_folders, *_PHOTOGRAPHS, cacheable=True),
-    "omniglot": FewShotDataset(load_omniglot, *_CHARACTERS, cacheable=True),
-    "omniglot-rotations": FewShotDataset(load_rotated_omniglot, *_CHARACTERS, cacheable=True),
+    "omniglot": FewShotDataset(load_omniglot, *_CHARACTERS, cacheable=True, from_file=inverted),
+    "omniglot-rotations": FewShotDataset(load_rotated_omniglot, *_CHARACTERS, cacheable=True, from_file=inverted),
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fewshot import EpisodicDataModule
 from fewshot.datasets import get_dataset
 from fewshot.datasets.omniglot import OMNIGLOT_MEAN, OMNIGLOT_STD, load_omniglot
 
@@ -49,6 +50,17 @@ def test_strokes_are_white_and_classes_are_characters_of_alphabets(lake):
     expected[2, 1] = 255  # character 2, drawing 1
     assert torch.equal(image_set.images[4, 0], expected)
     assert load_omniglot("test", str(lake), 14).images.shape == (12, 1, 14, 14)
+
+
+@pytest.mark.parametrize("name", ["omniglot", "omniglot-rotations"])
+def test_predict_sees_the_pixels_that_training_saw(lake, name):
+    learnt = get_dataset(name).load("test", str(lake), 28)
+    folder = lake / "images_evaluation" / "Y"
+    data = EpisodicDataModule(name, root=str(lake), support=str(folder), query=str(folder / "character01"))
+    data.setup("predict")
+    unturned = learnt.images[:6]  # of the alphabet Y, which stands first, as it stands in the files
+    assert torch.equal(data.prediction.support.images, unturned) and torch.equal(data.prediction.query, unturned[:3])
+    assert data.prediction.support.class_names == ("character01", "character02")
 
 
 @pytest.mark.parametrize("nested", [False, True])
