@@ -14,7 +14,7 @@ import yaml
 from swbn_lightning.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
 from swbn_lightning.report_page.nested import flatten
-from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE
+from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE, TRAINING_FILE
 from swbn_lightning.whiteness.records import MEAN, WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness
 
 METRICS_FILE = "metrics.csv"
@@ -32,6 +32,7 @@ class RunFolder:
     path: Path
     results: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)  # flat: dotted keys
+    training: dict[str, Any] = field(default_factory=dict)  # of a test, what it kept of its training's; flat
     environment: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, dict[str, Series]] = field(default_factory=dict)  # "epoch" or "step", then quantity
     whiteness: list[dict[str, Any]] = field(default_factory=list)
@@ -47,6 +48,11 @@ class RunFolder:
         if isinstance(self.environment.get("stage"), str):
             return self.environment["stage"] == "fit"
         return True  # killed before it wrote; an evaluation has nothing to show until its end
+
+    @property
+    def started(self) -> str:
+        """When, as a text that sorts by time; empty, and so first, for a run from before that was written."""
+        return str(self.environment.get("started") or "")
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -85,6 +91,8 @@ def read_run(path: Path) -> RunFolder:
     run.results = _try(run, RESULTS_FILE, _read_json) or {}
     run.config = _try(run, CONFIG_FILE, _read_config) or {}
     run.environment = _try(run, ENVIRONMENT_FILE, _read_json) or {}
+    if (path / TRAINING_FILE).is_file():
+        run.training = _try(run, TRAINING_FILE, _read_config) or {}
     if run.trained:
         run.metrics = _try(run, METRICS_FILE, read_metrics) or {}
         run.whiteness = _try(run, WHITENESS_FILE, _read_whiteness) or []

@@ -83,6 +83,7 @@ def render(trainings: Sequence[Training], name: str) -> str:
             "the half-width of the 95% interval of one test.", class_="quiet"),
         tables.summary(trainings),
         tables.over_seeds(groups),
+        _repeated(groups),
         _problems(trainings),
         *sections,
     )  # fmt: skip
@@ -91,6 +92,15 @@ def render(trainings: Sequence[Training], name: str) -> str:
 def _section(title: str, *content: Html | None) -> Html | None:
     """Nothing where there is nothing to show."""
     return join([tag("h2", title), *content]) if any(part is not None for part in content) else None
+
+
+def _repeated(groups: Sequence[TrainingGroup]) -> Html | None:
+    if not any(group.repeated for group in groups):
+        return None
+    words = (
+        "Some trainings were repeated with the same settings and seed: means, curves and the CSV files have of each "
+    )
+    return tag("p", f"{words}seed the newest training, and of its tests the newest of each kind.", class_="quiet")
 
 
 def _problems(trainings: Sequence[Training]) -> Html | None:

@@ -40,7 +40,7 @@ def summary(trainings: Sequence[Training]) -> Html:
                 *(found.get(setting, NONE) for setting in settings),
                 text(config.get("model.init_args.backbone")),
                 _norm(config),
-                text(config.get("seed_everything")),
+                text(training.seed),
                 _course(training, "distance", "{:.2f}"),
                 _course(training, "rms", "{:.3f}"),
                 _epochs(training),

@@ -36,8 +36,19 @@ class Training:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Flat."""
-        return self.last.config
+        """Flat. Of a test that stands alone its training's, if it kept them."""
+        return self.last.config if self.folders else self.last.training or self.last.config
+
+    @property
+    def seed(self) -> Any:
+        """None where it is not known: a test's own seed says nothing of its training's."""
+        return self.config.get("seed_everything") if self.folders or self.last.training else None
+
+    @property
+    def identity(self) -> str:
+        """What tells it from others of its group: the seed or, where that is not known, which training it was."""
+        known = self.seed if self.seed is not None else self.last.results.get("tested_checkpoint")
+        return self.label if known is None else repr(known)
 
     @property
     def compared(self) -> dict[str, Any]:
@@ -81,6 +92,18 @@ class TrainingGroup:
     label: str
     trainings: list[Training]
 
+    @property
+    def trained(self) -> list[Training]:
+        """Of each seed the newest training; without tests that stand alone."""
+        known = sorted((t for t in self.trainings if t.folders), key=lambda training: training.last.started)
+        newest = {training.identity: training for training in known}
+        return [training for training in self.trainings if training is newest.get(training.identity)]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether there are several of one seed."""
+        return len({training.identity for training in self.trainings}) < len(self.trainings)
+
 
 def as_trainings(runs: Sequence[RunFolder]) -> list[Training]:
     """Each training with what continued it and what tested it, in the order of the runs.
@@ -118,7 +141,7 @@ def as_groups(trainings: Sequence[Training]) -> list[TrainingGroup]:
     members = list(groups.values())
     known = [own for own in members if own[0].config]
     words = {id(own): text for own, text in zip(known, _words([own[0].compared for own in known]), strict=True)}
-    labels = [words.get(id(own)) or _shared([t.label for t in own]) for own in members]
+    labels = [words.get(id(own)) or _shared(own) for own in members]
     return [
         TrainingGroup(label if labels.count(label) == 1 else f"{label} · {own[0].label}", own)
         for label, own in zip(labels, members, strict=True)
@@ -127,7 +150,7 @@ def as_groups(trainings: Sequence[Training]) -> list[TrainingGroup]:
 
 def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
     """What is drawn as curves, and its unit: steps if anything was logged more than once an epoch, else epochs."""
-    trained = [(group.label, [t for t in group.trainings if t.folders]) for group in groups]
+    trained = [(group.label, group.trained) for group in groups]
     names = [name for names in MEASURES.values() for name in names]
     unit = "epoch"
     for _, trainings in trained:
@@ -140,17 +163,17 @@ def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
 
 
 def accuracies(groups: Iterable[TrainingGroup]) -> list[Accuracy]:
-    """The accuracies of all tests; of a test that was repeated the last."""
+    """The accuracies of all tests; of several tests of one seed in one setting the newest."""
     found: dict[tuple[str, str, str], Accuracy] = {}
     for group in groups:
-        for training in group.trainings:
-            for folder in training.tests:
-                for row in folder.rows:
-                    value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
-                    if value is not None:
-                        setting = setting_of(row)
-                        made = Accuracy(group.label, setting, training.label, value, ci95)
-                        found[group.label, setting, training.label] = made
+        tests = [(training, folder) for training in group.trainings for folder in training.tests]
+        for training, folder in sorted(tests, key=lambda test: test[1].started):
+            for row in folder.rows:
+                value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
+                if value is not None:
+                    setting = setting_of(row)
+                    made = Accuracy(group.label, setting, training.label, value, ci95)
+                    found[group.label, setting, training.identity] = made
     return list(found.values())
 
 
@@ -198,9 +221,12 @@ def _words(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return made
 
 
-def _shared(labels: Sequence[str]) -> str:
+def _shared(trainings: Sequence[Training]) -> str:
     """The folder in which all are."""
-    return labels[0] if len(labels) == 1 else os.path.commonpath(labels) or labels[0]
+    labels = [training.label for training in trainings]
+    if len(labels) == 1:
+        return labels[0]
+    return os.path.commonpath(labels) or Path(os.path.commonpath([t.last.path.resolve() for t in trainings])).name
 
 
 def _is_part(key: str, whole: str) -> bool:
