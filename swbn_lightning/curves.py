@@ -6,6 +6,7 @@ the function beside it makes. Nothing here opens a window or touches ``pyplot``.
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -161,7 +162,7 @@ def accuracy_intervals(rows: Sequence[Accuracy]) -> Figure:
         for place, label in enumerate(labels):
             own = [row for row in rows if (row.label, row.setting) == (label, setting)]
             _draw_tests(axes, place, own)
-        axes.set_title(plain_text(setting), fontsize=10)
+        axes.set_title(textwrap.fill(plain_text(setting, 100), 32), fontsize=10)
         axes.set_xlabel("accuracy, %\n(thin: one test and its 95% interval;\nthick: mean ± std of several)", fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         _plain_axes(axes)

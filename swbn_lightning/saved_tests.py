@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,16 @@ def find_tests(path: Path) -> dict[str, list[SavedTest]]:
     return newest
 
 
+def setting_words(row: Mapping[str, Any]) -> str:
+    """What has to be equal for tests of episodes to be compared: ``test, 5-way 1-shot, 15 queries, seed 0``.
+
+    Raises:
+        KeyError: the row of ``results.json`` is none of a test of episodes.
+    """
+    words = f"{row['split']}, {row['ways']}-way {row['shots']}-shot, {row['queries']} queries, seed {row['seed']}"
+    return f"{words}, {row['inference']}" if row.get("inference") else words
+
+
 def read_episodes(folder: Path) -> tuple[float, ...]:
     """The accuracy of every episode of the evaluation in a run's folder; none where it saved none.
 
@@ -82,9 +93,7 @@ def _read(folder: Path) -> SavedTest | None:
         (row,) = results["results"]
         checkpoint = results["tested_checkpoint"] or str(folder / results["best_checkpoint"])
         episodes_id, told = row["episodes_id"], row["episodes"]
-        setting = f"{row['split']}, {row['ways']}-way {row['shots']}-shot, {row['queries']} queries, seed {row['seed']}"
-        if kind := row.get("inference"):
-            setting += f", {kind}"
+        setting = setting_words(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{folder / RESULTS_FILE} is not what a test of episodes writes: {reason}.") from error

@@ -1,14 +1,21 @@
 """The tables of the report page."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swbn_lightning.intervals import mean_interval
 from swbn_lightning.report_page.folders import RunFolder
 from swbn_lightning.report_page.html import NONE, Html, Number, dotted, join, number, table, tag
 from swbn_lightning.report_page.nested import ABSENT, differences
-from swbn_lightning.report_page.trainings import Training, TrainingGroup, accuracies, as_number, setting_of
+from swbn_lightning.report_page.trainings import (
+    Training,
+    TrainingGroup,
+    accuracies,
+    as_number,
+    setting_names,
+    setting_of,
+)
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"
@@ -27,12 +34,13 @@ _WHITENESS = (("distance", "distance", "{:.2f}"), ("rms", "RMS correlation", "{:
 
 def summary(trainings: Sequence[Training]) -> Html:
     """A line a training: what it was, how it ended, what its tests and its validation gave."""
-    settings = list(dict.fromkeys(key for t in trainings for key in _accuracies(t)))
+    names = setting_names(trainings)
+    settings = list(dict.fromkeys(key for t in trainings for key in _accuracies(t, names)))
     head = ["run", *(f"{setting}, %" for setting in settings), "network", "norm", "seed"]
     head += ["whiteness distance, start → end", "RMS correlation, start → end", "epochs", "training, s", "state"]
     rows = []
     for training in trainings:
-        found = _accuracies(training)
+        found = _accuracies(training, names)
         config = training.config
         rows.append(
             [
@@ -147,12 +155,12 @@ def text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _accuracies(training: Training) -> dict[str, Number]:
+def _accuracies(training: Training, names: Callable[[Mapping[str, Any]], str]) -> dict[str, Number]:
     """By what was evaluated: tests, then the training's own validation, without its epoch in the column's name."""
     found = {}
-    for run in [*training.tests, *training.folders]:
+    for run in [*sorted(training.tests, key=lambda test: test.started), *training.folders]:
         for row in run.rows:
-            name = setting_of(row)
+            name = names(row)
             if run in training.folders:
                 name = f"{_WHILE_TRAINING}: {str(row.get('split', '?')).partition(' ')[0]}"
             if run in training.tests or name not in found:  # of a training the best epoch, which stands first

@@ -1,7 +1,7 @@
 """Run folders as trainings with their tests, and trainings that differ in their seed alone as groups."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from swbn_lightning.curves import MEASURES, Accuracy, Group
 from swbn_lightning.report_page.folders import RunFolder, Series
 from swbn_lightning.report_page.nested import ABSENT, differences
 from swbn_lightning.runs import find_source
+from swbn_lightning.saved_tests import setting_words
 from swbn_lightning.whiteness.records import CorrelationMap
 
 # What two trainings of the same group may differ in: the seed, where the run is, and what only a test uses.
@@ -165,22 +166,43 @@ def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
 def accuracies(groups: Iterable[TrainingGroup]) -> list[Accuracy]:
     """The accuracies of all tests; of several tests of one seed in one setting the newest."""
     found: dict[tuple[str, str, str], Accuracy] = {}
+    groups = list(groups)
+    names = setting_names(training for group in groups for training in group.trainings)
     for group in groups:
         tests = [(training, folder) for training in group.trainings for folder in training.tests]
         for training, folder in sorted(tests, key=lambda test: test[1].started):
             for row in folder.rows:
                 value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
                 if value is not None:
-                    setting = setting_of(row)
+                    setting = names(row)
                     made = Accuracy(group.label, setting, training.label, value, ci95)
                     found[group.label, setting, training.identity] = made
     return list(found.values())
 
 
+def setting_names(trainings: Iterable[Training]) -> Callable[[Mapping[str, Any]], str]:
+    """How rows of tests are named: as :func:`setting_of`, with queries and seed where tests of that name differ there.
+
+    So two kinds of test are never taken for one, and the usual page has short names.
+    """
+    rows = [row for training in trainings for run in training.tests for row in run.rows]
+    kinds = {(setting_of(row), _whole_setting(row)) for row in rows}
+    short = [name for name, _ in kinds]
+    return lambda row: _whole_setting(row) if short.count(setting_of(row)) > 1 else setting_of(row)
+
+
 def setting_of(row: Mapping[str, Any]) -> str:
-    """The split, with ways and shots where it is few-shot: ``test, 5-way 1-shot``."""
+    """The split, with ways, shots and inference where it is few-shot: ``test, 5-way 1-shot``, ``…, transductive``."""
     split = str(row.get("split", "?"))
-    return f"{split}, {row['ways']}-way {row['shots']}-shot" if "ways" in row and "shots" in row else split
+    words = f"{split}, {row['ways']}-way {row['shots']}-shot" if "ways" in row and "shots" in row else split
+    return f"{words}, {row['inference']}" if row.get("inference") else words
+
+
+def _whole_setting(row: Mapping[str, Any]) -> str:
+    try:
+        return setting_words(row)
+    except KeyError:  # not of episodes, or from before all of that was written
+        return setting_of(row)
 
 
 def as_number(value: Any) -> float | None:

@@ -139,6 +139,27 @@ def test_a_study(study):
     assert "6 trainings, 12 tests." in page.text
 
 
+def test_tests_of_different_kinds_are_not_taken_for_one(tmp_path):
+    fit = make_fit(tmp_path / "n" / "version_0")
+    kinds = [{}, {"inference": "transductive"}, {"queries": 7}, {"queries": 5, "shots": 5}, {"queries": 7}]
+    for number, kind in enumerate(kinds):
+        make_test(tmp_path / "n" / f"version_{number + 1}", fit, 0.5 + number / 8, **kind)
+    page = report(tmp_path / "n")
+    (row,) = page.table("run")
+    expected = {
+        "test, 5-way 1-shot, 15 queries, seed 0": 0.5,
+        "test, 5-way 1-shot, transductive": 0.625,  # of which there is one kind, so its name is short
+        "test, 5-way 1-shot, 7 queries, seed 0": 1.0,  # repeated
+        "test, 5-way 5-shot": 0.875,
+    }
+    for name, value in expected.items():
+        assert row[f"{name}, %"] == f"{100 * value:.2f} ± 0.23"
+    assert len([key for key in row if key.startswith("test, ")]) == len(expected)
+    assert {r["setting"]: float(r["value"]) for r in page.links["accuracy.csv"]} == expected
+    evaluated = [table[1][0] for table in page.tables if table[0][0] == "evaluated"]
+    assert evaluated.count("test, 5-way 1-shot, transductive") == 1
+
+
 REPEATED = "Some trainings were repeated"
 
 
