@@ -26,7 +26,7 @@ from swbn_lightning.report_page.trainings import (
     curve_groups,
 )
 from swbn_lightning.runs import write_whole
-from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, plain_text, whiteness_by_layer
+from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
 # So many have pictures of their own, and so many lines can be told apart in one: pages of a big study stay usable.
@@ -172,7 +172,7 @@ def _heatmaps(trainings: Sequence[Training]) -> list[Html | None]:
     for layer, signed in layers:
         columns = {t.label: t.heatmaps[layer] for t in trainings if layer in t.heatmaps and t.signed == signed}
         shown = dict(list(columns.items())[:MOST_PICTURED])
-        figure = heatmap_pairs({plain_text(label, 24): maps for label, maps in shown.items()}, signed)
+        figure = heatmap_pairs(shown, signed)
         caption = join([tag("code", layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. ",
                         _left_out(len(columns), MOST_PICTURED)])  # fmt: skip
         made.append(_scrolling(picture(figure, f"Correlation matrices of {layer}", caption)))

@@ -7,6 +7,7 @@ perceptually uniform (``viridis``) for absolute correlations and diverging (``Rd
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ STAGES = ("before", "after")
 _DPI = 150
 _MOST_LINES = 5
 _MOST_TICKS = 40
+_TITLE, _LONG_TITLE = 24, 60  # letters over one matrix, and over two
 _CONSTANT = "#bdbdbd"
 LABELS = {
     "distance": "distance ‖Corr − I‖",
@@ -50,7 +52,7 @@ def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: b
     (dark, as in the paper) to 1; constant channels, which have none, are gray.
 
     Args:
-        columns: a model's name to its maps, under ``"before"``, ``"after"`` or both.
+        columns: a model's name, of any length, to its maps, under ``"before"``, ``"after"`` or both.
         signed: draw signed correlations, from -1 (blue) to 1 (red).
 
     Raises:
@@ -64,22 +66,24 @@ def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: b
     figure = new_figure(2.35 * cols + 1.2, 2.4 * rows + 0.5)
     grid = figure.subplots(rows, cols, squeeze=False)
     image = None
-    for column, (name, maps) in enumerate(columns.items()):
+    titles = short_names(list(columns), _TITLE)
+    for column, (title, maps) in enumerate(zip(titles, columns.values(), strict=True)):
         for row, stage in enumerate(stages):
             axes: Axes = grid[0, row] if single else grid[row, column]
-            if stage not in maps:
+            if stage in maps:
+                image = _draw_map(axes, maps[stage], signed)
+            else:
                 axes.set_axis_off()
-                continue
-            image = _draw_map(axes, maps[stage], signed)
             if single:
                 axes.set_title(_epoch_words(maps[stage]), fontsize=10)
             elif row == 0:
-                axes.set_title(name, fontsize=11)
-            if column == 0 and (row == 0 or not single):
-                words = "channel" if single else f"{_epoch_words(maps[stage])}\nchannel"
-                axes.set_ylabel(words, fontsize=10)
+                axes.set_title(title, fontsize=11)
     if single:
-        figure.suptitle(next(iter(columns)), fontsize=11)
+        grid[0, 0].set_ylabel("channel", fontsize=10)
+        figure.suptitle(plain_text(next(iter(columns)), _LONG_TITLE), fontsize=11)
+    else:
+        for row, stage in enumerate(stages):
+            _say_epochs(grid[row], [maps.get(stage) for maps in columns.values()])
     assert image is not None
     bar = figure.colorbar(image, ax=grid, shrink=0.9, aspect=30)
     bar.set_label("correlation" if signed else "absolute correlation", fontsize=10)
@@ -220,6 +224,18 @@ def _draw_map(axes: Axes, found: CorrelationMap, signed: bool) -> Any:
     return image
 
 
+def _say_epochs(panels: Sequence[Axes], maps: Sequence[CorrelationMap | None]) -> None:
+    """After which epoch a row's matrices were measured: at its left or, where they differ, over each."""
+    shown = [(axes, found) for axes, found in zip(panels, maps, strict=True) if found is not None]
+    words = [_epoch_words(found) for _, found in shown]
+    alike = len(set(words)) == 1
+    shown[0][0].set_ylabel(f"{words[0]}\nchannel" if alike else "channel", fontsize=10)
+    if not alike:
+        for (axes, _), own in zip(shown, words, strict=True):
+            above = axes.get_title()
+            axes.set_title(f"{above}\n{own}" if above else own, fontsize=10)
+
+
 def _label_layers(axes: Axes, layers: list[str]) -> None:
     step = math.ceil(len(layers) / _MOST_TICKS) or 1
     axes.set_xticks(
@@ -235,6 +251,15 @@ def plain_text(text: str, longest: int = 46) -> str:
         half = longest // 2
         text = f"{text[:half]}…{text[-half:]}"
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def short_names(names: Sequence[str], longest: int) -> list[str]:
+    """Names that :func:`plain_text` made short; those that it made alike stand whole, on several lines."""
+    short = [plain_text(name, longest) for name in names]
+    return [
+        text if short.count(text) == 1 else "\n".join(plain_text(line) for line in textwrap.wrap(name, longest))
+        for name, text in zip(names, short, strict=True)
+    ]
 
 
 def whole_numbers(axes: Axes) -> None:

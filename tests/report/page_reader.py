@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 
 from PIL import Image
 
+from swbn_lightning.report_page import write_report
+
 VOID = {"meta", "img", "wbr"}
 
 
@@ -68,6 +70,11 @@ class Page(HTMLParser):
 
     def sizes(self):
         return {alt: Image.open(io.BytesIO(content)).size for alt, content in self.images}
+
+
+def report(*paths, output=None):
+    """Write the page and read it."""
+    return Page(write_report(list(paths), output).read_text(encoding="utf-8"))
 
 
 def decode(address):

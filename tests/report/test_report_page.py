@@ -1,40 +1,22 @@
 """The report page: its numbers are those of the files, whatever is missing is told, and nothing breaks out."""
 
 import csv
-import io
 import json
 
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.report_page import write_report
 from swbn_lightning.report_page.folders import find_runs, read_run
 from tests.report.made_runs import LAYERS, config, make_fit, make_test
-from tests.report.page_reader import Page
+from tests.report.page_reader import Page, report
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 HOSTILE = "<script>alert(1)</script>\"'&$x_1$"
 ONE_TEST = "test, 5-way 1-shot, %"
-
-
-@pytest.fixture(autouse=True)
-def quick_pictures(request, monkeypatch):
-    """Figures are made and not drawn, which takes a second each; but where a test asks for ``drawn``."""
-    if "drawn" not in request.fixturenames:
-        pixel = io.BytesIO()
-        Image.new("RGB", (1, 1)).save(pixel, format="png")
-        monkeypatch.setattr("swbn_lightning.report_page.html.to_png", lambda figure: pixel.getvalue())
-
-
-@pytest.fixture
-def drawn():
-    """Pictures are drawn, as they are outside of tests."""
-
-
-def report(*paths, output=None):
-    return Page(write_report(list(paths), output).read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -137,75 +119,6 @@ def test_a_study(study):
     assert [r["run"] for r in tests][-1] == "mean" and float(tests[-1]["std"]) == pytest.approx(0.1)
     assert "Test accuracies with their intervals" in page.sizes() and "Whiteness of the runs" in page.sizes()
     assert "6 trainings, 12 tests." in page.text
-
-
-def test_tests_of_different_kinds_are_not_taken_for_one(tmp_path):
-    fit = make_fit(tmp_path / "n" / "version_0")
-    kinds = [{}, {"inference": "transductive"}, {"queries": 7}, {"queries": 5, "shots": 5}, {"queries": 7}]
-    for number, kind in enumerate(kinds):
-        make_test(tmp_path / "n" / f"version_{number + 1}", fit, 0.5 + number / 8, **kind)
-    page = report(tmp_path / "n")
-    (row,) = page.table("run")
-    expected = {
-        "test, 5-way 1-shot, 15 queries, seed 0": 0.5,
-        "test, 5-way 1-shot, transductive": 0.625,  # of which there is one kind, so its name is short
-        "test, 5-way 1-shot, 7 queries, seed 0": 1.0,  # repeated
-        "test, 5-way 5-shot": 0.875,
-    }
-    for name, value in expected.items():
-        assert row[f"{name}, %"] == f"{100 * value:.2f} ± 0.23"
-    assert len([key for key in row if key.startswith("test, ")]) == len(expected)
-    assert {r["setting"]: float(r["value"]) for r in page.links["accuracy.csv"]} == expected
-    evaluated = [table[1][0] for table in page.tables if table[0][0] == "evaluated"]
-    assert evaluated.count("test, 5-way 1-shot, transductive") == 1
-
-
-REPEATED = "Some trainings were repeated"
-
-
-def test_a_training_that_was_repeated_counts_once(tmp_path):
-    for number, accuracy in ((0, 0.5), (2, 0.5), (4, 0.75), (6, 0.875)):
-        seed = 1 if number == 6 else 0
-        rest = {"settings": {"trainer": {"max_epochs": 3}}, "epochs": 3 if number != 2 else 2}
-        fit = make_fit(tmp_path / "S" / f"version_{number}", seed=seed, **rest)
-        make_test(tmp_path / "S" / f"version_{number + 1}", fit, accuracy)
-    page = report(tmp_path / "S")
-    assert len(page.table("run")) == 4 and REPEATED in page.text
-    (means,) = page.table("runs")
-    assert (means["runs"], means["seeds"], means["mean, %"]) == ("S", "2", f"{(75 + 87.5) / 2:.2f}")
-    rows = page.links["accuracy.csv"]
-    assert [(r["run"], r["value"]) for r in rows][:2] == [("version_4", "0.75"), ("version_6", "0.875")]
-    assert {r["runs"] for r in page.links["curves.csv"]} == {"2"}
-
-
-def test_the_newest_is_that_which_started_last(tmp_path):
-    for name, day, accuracy in (("a", 2, 0.75), ("b", 1, 0.5)):
-        fit = make_fit(tmp_path / "s" / name / "version_0", epochs=day)
-        test = make_test(tmp_path / "s" / name / "version_1", fit, accuracy)
-        for folder, hour in ((fit, 1), (test, 2)):
-            written = json.loads((folder / "environment.json").read_text())
-            told = {**written, "started": f"2026-01-0{day}T0{hour}:00:00+00:00"}
-            (folder / "environment.json").write_text(json.dumps(told))
-    page = report(tmp_path / "s")
-    assert "accuracy.csv" not in page.links and REPEATED in page.text  # one accuracy: no picture of several
-    assert max(int(r["epochs_trained"]) for r in page.links["curves.csv"]) == 2
-    assert all(row["seed"] == "0" for row in page.table("run"))
-
-
-def test_tests_without_their_training_have_its_seed_or_none(tmp_path):
-    for seed, accuracy in ((1, 0.5), (2, 0.75)):
-        folder = tmp_path / "s" / f"r{seed}"
-        fit = make_fit(folder / "version_0", seed=seed)
-        make_test(folder / "version_1", fit, accuracy)
-        fit.rename(tmp_path / f"gone{seed}")
-    page = report(tmp_path / "s")  # a test's own seed is not its training's
-    assert len(page.table("run")) == 2 and "seed" not in page.table("run")[0]
-    assert page.table("runs")[0]["seeds"] == "2" and REPEATED not in page.text
-    for seed in (1, 2):
-        (tmp_path / f"gone{seed}" / "config.yaml").rename(tmp_path / "s" / f"r{seed}" / "version_1" / "training.yaml")
-    page = report(tmp_path / "s")
-    assert [row["seed"] for row in page.table("run")] == ["1", "2"] and REPEATED not in page.text
-    assert page.table("runs")[0]["seeds"] == "2"
 
 
 def test_a_study_whose_table_lies_elsewhere(study, tmp_path, monkeypatch):

@@ -87,6 +87,31 @@ def test_one_pair_stands_side_by_side():
     assert_nothing_is_cut_off(figure)
 
 
+def test_rows_say_after_which_epoch_each_matrix_is():
+    columns = {"killed": {"before": a_map(-1)}, "short": pair(1), "long": pair(2)}
+    figure = heatmap_pairs(columns)
+    labels = [axes.get_ylabel() for axes in figure.axes[:6]]
+    assert labels == ["before training\nchannel", "", "", "", "after epoch 150\nchannel", ""]
+    columns["short"]["after"] = a_map(1)
+    figure = heatmap_pairs(columns)
+    assert [axes.get_ylabel() for axes in figure.axes[:6]] == ["before training\nchannel", "", "", "", "channel", ""]
+    titles = [axes.get_title() for axes in figure.axes[:6]]
+    assert titles == ["killed", "short", "long", "", "after epoch 2", "after epoch 150"]
+    columns["long"]["before"] = a_map(3)
+    titles = [axes.get_title() for axes in heatmap_pairs(columns).axes[:3]]
+    assert titles == ["killed\nbefore training", "short\nbefore training", "long\nafter epoch 4"]
+    assert_nothing_is_cut_off(figure)
+
+
+def test_names_that_are_alike_when_short_stand_whole():
+    names = [f"a_long_beginning/norm={norm}/and_a_long_end" for norm in ("bn", "$swbn$")]
+    figure = heatmap_pairs({name: pair(number) for number, name in enumerate([*names, f"{'x' * 40}"])})
+    titles = [axes.get_title() for axes in figure.axes[:3]]
+    assert [title.replace("\n", "").replace("\\", "") for title in titles[:2]] == names
+    assert titles[2] == f"{'x' * 12}…{'x' * 12}" and all(len(line) <= 26 for t in titles for line in t.split("\n"))
+    assert_nothing_is_cut_off(figure)
+
+
 def test_before_alone_and_constant_channels():
     found = a_map(-1)
     found.correlation[2] = found.correlation[:, 2] = torch.nan
