@@ -42,6 +42,7 @@ class Comparison(NamedTuple):
     accuracy: Interval  # over the episodes; of several seeds over the seeds
     over_episodes: Interval | None  # the difference to the first run on each episode (of common seeds, their mean)
     over_seeds: Interval | None  # the difference to the first run, seed by seed
+    paired_seeds: tuple[int, ...] = ()  # that both have, of which both differences are
 
     @property
     def deciding(self) -> Interval | None:
@@ -115,9 +116,9 @@ def as_csv(lines: Sequence[Comparison]) -> str:
     for line in lines:
         intervals = (line.accuracy, line.over_episodes, line.over_seeds)
         values = [value for found in intervals for value in (found[:3] if found else (None, None, None))]
-        seeds = " ".join(map(str, line.seeds))
-        rows.append([line.setting, line.label, seeds, line.episodes, *values, line.distinguishable])
-    return csv_text(["setting", "run", "seeds", "episodes", *columns, "distinguishable"], rows)
+        seeds, paired = (" ".join(map(str, own)) for own in (line.seeds, line.paired_seeds))
+        rows.append([line.setting, line.label, seeds, paired, line.episodes, *values, line.distinguishable])
+    return csv_text(["setting", "run", "seeds", "paired_seeds", "episodes", *columns, "distinguishable"], rows)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,13 +163,14 @@ def _lines(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> list[Com
         own = {test.seed: test.accuracies[:number] for test in tests}
         accuracy = mean_interval(_of_each(own)) if len(own) > 1 else mean_interval(next(iter(own.values())))
         over_episodes = over_seeds = None
+        common: list[int] = []
         if label != of_runs[0][0]:
             common = [seed for seed in own if seed in base]
             sides = [[side[seed] for seed in common or side] for side in (own, base)]
             over_episodes = paired_difference(*(_mean_of_each_episode(side) for side in sides))
             if common:
                 over_seeds = paired_difference(*([fmean(values) for values in side] for side in sides))
-        lines.append(Comparison(setting, label, tuple(own), number, accuracy, over_episodes, over_seeds))
+        lines.append(Comparison(setting, label, tuple(own), number, accuracy, over_episodes, over_seeds, tuple(common)))
     return lines
 
 
@@ -207,14 +209,23 @@ def _percent(found: Interval | None, sign: str) -> str:
 def _notes(lines: list[Comparison]) -> list[str]:
     base, *others = lines
     notes = []
-    if len(base.seeds) == 1 and any(len(line.seeds) == 1 for line in others):
+    single = next((line for line in others if len(line.seeds) == len(base.seeds) == 1), None)
+    halves = [line.accuracy.half_width for line in (base, single) if line is not None]
+    if single is not None and None not in halves:
         # What a difference of means would have had: the two intervals' squares add.
-        halves = [line.accuracy.half_width for line in lines[:2]]
-        unpaired = math.hypot(*(half or 0 for half in halves))
+        unpaired = math.hypot(*(half for half in halves if half is not None))
         notes.append(
-            f"Unpaired, the interval of the first difference would be ± {100 * unpaired:.2f}. It is over episodes: it "
-            "says whether these trained networks differ, not whether another training seed would give the same."
+            f"Unpaired, the interval of {single.label}'s difference would be ± {100 * unpaired:.2f}. It is over "
+            "episodes: it says whether these trained networks differ, not whether another training seed would give "
+            "the same."
         )
+    for line in others:
+        if line.paired_seeds and len(line.paired_seeds) < max(len(line.seeds), len(base.seeds)):
+            seeds = ", ".join(map(str, line.paired_seeds))
+            notes.append(
+                f"The difference of {line.label} is of the seeds that {base.label} has, too: {seeds}. Accuracies are "
+                "of all seeds of each, so theirs is another difference."
+            )
     if any(line.over_seeds is None for line in others):
         notes.append("Runs without a training seed in common are paired by episodes alone.")
     return notes

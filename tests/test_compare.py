@@ -83,7 +83,7 @@ def test_the_shared_seeds_are_paired(tmp_path):
     for seed in (1, 2):
         saved(tmp_path / "b", f"seed{seed}", values[seed] + 0.1 * seed, seed=seed, norm="b")
     _, second = compare([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert second.seeds == (1, 2)
+    assert second.seeds == (1, 2) and second.paired_seeds == (1,)
     assert second.over_seeds.mean == pytest.approx(0.1) and second.over_seeds.half_width is None  # of seed 1 alone
     assert second.over_episodes.mean == pytest.approx(0.1)
     saved(tmp_path / "c", "seed7", values[0], seed=7, norm="c")
@@ -91,6 +91,26 @@ def test_the_shared_seeds_are_paired(tmp_path):
     assert third.over_seeds is None  # none in common: all of each side
     expected = (values[0] - (values[0] + values[1]) / 2).mean()
     assert third.over_episodes.mean == pytest.approx(expected)
+
+
+def test_it_is_said_which_seeds_a_difference_is_of(tmp_path, capsys):
+    for name, seeds in {"a": (0, 1, 2), "b": (0, 2), "c": (0, 1, 2), "d": (1,), "e": (1,)}.items():
+        for seed in seeds:
+            saved(tmp_path / name, f"seed{seed}", episodes(seed + ord(name)), seed=seed, norm=name)
+    runs = [f"{name}={tmp_path / name}" for name in "abcde"]
+    main(["compare", *runs[:3], "--output", str(tmp_path / "x.csv")])
+    said = capsys.readouterr().out
+    assert "The difference of b is of the seeds that a has, too: 0, 2. Accuracies are of all" in said
+    assert "difference of c" not in said and "Unpaired" not in said
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    assert [row["paired_seeds"] for row in rows] == ["", "0 2", "0 1 2"]
+    main(["compare", runs[3], runs[0], runs[4]])  # one seed, three, one
+    said = capsys.readouterr().out
+    halves = [T_29 * episodes(1 + ord(name)).std(ddof=1) / np.sqrt(30) for name in "de"]
+    assert f"Unpaired, the interval of e's difference would be ± {100 * np.hypot(*halves):.2f}." in said
+    assert "The difference of a is of the seeds that d has, too: 1." in said
+    main(["compare", runs[3], runs[0]])
+    assert "Unpaired" not in capsys.readouterr().out
 
 
 def test_a_longer_test_is_compared_on_what_both_have(tmp_path):
