@@ -19,7 +19,7 @@ from rich.table import Table
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.intervals import Interval, mean_interval, paired_difference
-from swbn_lightning.runs import csv_text, write_whole
+from swbn_lightning.runs import csv_text, output_file, write_output
 from swbn_lightning.saved_tests import SavedTest, find_tests
 
 _NONE = "–"
@@ -64,9 +64,10 @@ def main(args: Sequence[str]) -> None:
 
     Raises:
         SystemExit: 2 for words that are not understood.
-        InputError: as :func:`compare`.
+        InputError: as :func:`compare`; a file that cannot be written.
     """
     options = _parser().parse_args(args)
+    output = output_file(options.output, "the table", "comparison.csv") if options.output else None
     lines = compare(options.runs)
     console = Console()
     for setting in dict.fromkeys(line.setting for line in lines):
@@ -74,8 +75,8 @@ def main(args: Sequence[str]) -> None:
         console.print(_table(setting, own))
         for note in _notes(own):
             console.print(note, highlight=False, markup=False, soft_wrap=True)
-    if options.output:
-        path = write_whole(Path(options.output), as_csv(lines))
+    if output is not None:
+        path = write_output(output, as_csv(lines))
         console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
 
 

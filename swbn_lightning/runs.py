@@ -1,5 +1,6 @@
 """Run folders: ``<root>/<name>/version_<n>`` with logs, configuration, checkpoints and ``results.json``."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -53,9 +54,47 @@ def write_results(folder: Path, results: dict[str, Any]) -> Path:
 def write_whole(path: Path, text: str) -> Path:
     """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # another process may be writing it too
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     return path
+
+
+def output_file(path: str | Path, what: str, usual: str) -> Path:
+    """The file that a command is to write at its end, checked before its work.
+
+    Args:
+        path: as the user gave it.
+        what: is in the file, as "the page".
+        usual: its usual name.
+
+    Raises:
+        InputError: a folder, or a file in the place of one.
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise InputError(f"{file} is a folder; give the file for {what}, as {file / usual}.")
+    above = next((parent for parent in file.parents if parent.exists()), file.parent)
+    if above.exists() and not above.is_dir():
+        raise InputError(f"{file} cannot be written: {above} is a file; give {what} another folder.")
+    return file
+
+
+def write_output(file: Path, text: str) -> Path:
+    """Write what the user asked for, whole or not at all, and the folders above it.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return write_whole(file, text)
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror or error}.") from error
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -142,6 +142,29 @@ def test_every_shared_setting_has_a_table_and_the_newest_test_counts(tmp_path, c
     assert float(rows[3]["difference_over_episodes"]) == 0
 
 
+def test_where_the_table_goes(tmp_path, capsys, monkeypatch):
+    runs = [saved(tmp_path / "runs", name, episodes(1)) for name in "ab"]
+    main(["compare", *runs, "--output", str(tmp_path / "new" / "folder" / "x.csv")])
+    assert len((tmp_path / "new" / "folder" / "x.csv").read_text().splitlines()) == 3
+    capsys.readouterr()
+    (tmp_path / "file").write_text("")
+    for output, words in ((tmp_path / "runs", "is a folder; give the file for the table"),
+                          (tmp_path / "file" / "x.csv", "file is a file")):  # fmt: skip
+        with pytest.raises(SystemExit) as stopped:
+            main(["compare", *runs, "--output", str(output)])
+        printed = capsys.readouterr()
+        assert stopped.value.code == 2 and words in printed.err and not printed.out  # before the work
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(SystemExit):
+        main(["compare", *runs, "--output", str(tmp_path / "x.csv")])
+    assert "x.csv cannot be written: No space left on device" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.tmp")) and not (tmp_path / "x.csv").exists()
+
+
 def test_what_cannot_be_compared(tmp_path, capsys):
     a = saved(tmp_path, "a", episodes(1))
     saved(tmp_path, "other", episodes(2), episodes_id="different")

@@ -13,7 +13,6 @@ from swbn_lightning.curves import (
     curves_csv,
     has_curves,
 )
-from swbn_lightning.errors import InputError
 from swbn_lightning.report_page import tables
 from swbn_lightning.report_page.folders import find_runs, read_run
 from swbn_lightning.report_page.html import Html, dotted, download, join, page, picture, tag
@@ -25,7 +24,7 @@ from swbn_lightning.report_page.trainings import (
     as_trainings,
     curve_groups,
 )
-from swbn_lightning.runs import write_whole
+from swbn_lightning.runs import output_file, write_output
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
@@ -48,18 +47,11 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
     Raises:
         InputError: a path without a run; a file that cannot be written.
     """
-    runs = [read_run(path) for path in find_runs(paths)]
+    found = find_runs(paths)
     if output is None:
         output = Path(paths[0]).expanduser() / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
-    file = Path(output).expanduser()
-    if file.is_dir():
-        raise InputError(f"{file} is a folder; give the page's file, as {file / REPORT_FILE}.")
-    text = render(as_trainings(runs), _name(paths))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return write_whole(file, text)
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror or error}.") from error
+    file = output_file(output, "the page", REPORT_FILE)
+    return write_output(file, render(as_trainings([read_run(path) for path in found]), _name(paths)))
 
 
 def render(trainings: Sequence[Training], name: str) -> str:

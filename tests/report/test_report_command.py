@@ -111,7 +111,10 @@ def test_an_interrupted_fit_writes_its_page(tmp_path):
         (["empty"], "swbn: error: empty holds no run: looked for results.json"),
         (["file"], "swbn: error: file is a file"),
         (["run", "--nonsense"], "unrecognized arguments: --nonsense"),
-        (["run", "--output", "empty"], "swbn: error: empty is a folder; give the page's file"),
+        (
+            ["run", "--output", "empty"],
+            "swbn: error: empty is a folder; give the file for the page, as empty/report.html",
+        ),
         (["run", "--output", "file/page.html"], "swbn: error: file/page.html cannot be written: "),
         (["out"], "swbn: error: out holds no run"),
     ],
