@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from swbn_lightning.data import ImageSet
@@ -94,7 +95,7 @@ class PredictionTable(pl.Callback):
         probabilities = torch.cat(self._probabilities)
         table = Table("image", "class", "probability")
         for file, row in zip(files, probabilities, strict=True):
-            table.add_row(file, names[int(row.argmax())], f"{row.max():.3f}")
+            table.add_row(Text(file), Text(names[int(row.argmax())]), f"{row.max():.3f}")
         console = Console()
         console.print(table)
         if trainer.loggers and trainer.log_dir:

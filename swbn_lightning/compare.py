@@ -15,7 +15,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.intervals import Interval, mean_interval, paired_difference
@@ -184,14 +186,14 @@ def _mean_of_each_episode(tests: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _table(setting: str, lines: list[Comparison]) -> Table:
-    table = Table(title=f"{setting}, {lines[0].episodes} episodes", title_justify="left")
+    table = Table(title=escape(f"{setting}, {lines[0].episodes} episodes"), title_justify="left")
     several = any(line.over_seeds and line.over_seeds.half_width for line in lines)
     headings = ["run", "seeds", "accuracy ± 95%", "difference, paired episodes ± 95%"]
     headings += ["difference, paired seeds ± 95%"] if several else []
     for heading in [*headings, "distinguishable"]:
         table.add_column(heading, justify="left" if heading == "run" else "right")
     for line in lines:
-        cells = [line.label, str(len(line.seeds)), _percent(line.accuracy, "")]
+        cells: list[str | Text] = [Text(line.label), str(len(line.seeds)), _percent(line.accuracy, "")]
         cells.append(_percent(line.over_episodes, "+"))
         if several:
             cells.append(_percent(line.over_seeds, "+"))

@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from swbn_lightning.runs import CONFIG_FILE, TRAINING_FILE, run_of, write_results
 from swbn_lightning.training import TrainingModule
@@ -179,10 +180,10 @@ def result_table(rows: list[dict[str, Any]]) -> Table:
     table = Table()
     table.add_column("split")
     for row in rows:
-        table.add_column(str(row["split"]), justify="right")
+        table.add_column(Text(str(row["split"])), justify="right")
     for key in _FIELDS:
         if any(key in row for row in rows):
-            table.add_row(key, *(str(row.get(key, "–")) for row in rows))
+            table.add_row(key, *(Text(str(row.get(key, "–"))) for row in rows))
     table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
     for label, key, digits in (("whiteness distance", "distance", 2), ("RMS correlation", "rms", 3)):
         courses = (" → ".join(f"{value:.{digits}f}" for value in row[key]) if key in row else "–" for row in rows)

@@ -321,6 +321,11 @@ def test_predict_names_images_from_a_support_folder(run, capsys):
     main(["predict", *given, "--data.query=query/red3.png"])
     assert "red3.png" in capsys.readouterr().out
 
+    (Path("support") / "red").rename(Path("support") / "[red]:x:")
+    main(["predict", *given, "--data.query=query/red3.png"])
+    assert "[red]:x:" in capsys.readouterr().out  # a name, no markup
+    (Path("support") / "[red]:x:").rename(Path("support") / "red")
+
     (Path("support") / "red" / "red0.png").unlink()
     for more, words in (
         ([], "predict needs a support folder"),

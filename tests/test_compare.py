@@ -127,8 +127,9 @@ def test_every_shared_setting_has_a_table_and_the_newest_test_counts(tmp_path, c
     newer = saved(tmp_path, "b", episodes(3), version=3)
     a = str(tmp_path / "a")
     output = tmp_path / "table.csv"
-    main(["compare", a, newer, "--output", str(output)])
+    main(["compare", f"a[b]={a}", f"[red]:cat:[/]={newer}", "--output", str(output)])
     printed = capsys.readouterr().out
+    assert "a[b]" in printed and "[red]:cat:[/]" in printed  # as they were given, no markup
     assert "5-way 1-shot" in printed and "5-way 5-shot" in printed and "Unpaired" in printed
     rows = list(csv.DictReader(output.open()))
     assert [row["setting"].split(",")[1] for row in rows] == [" 5-way 1-shot"] * 2 + [" 5-way 5-shot"] * 2
