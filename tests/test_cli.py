@@ -309,7 +309,7 @@ def test_predict_names_images_from_a_support_folder(run, capsys):
             place = Path("query") if number == 3 else Path("support") / name
             Image.fromarray(pixels).save(place / f"{name}{number}.png")
     given = [*arguments, "--ckpt_path", str(folder), "--data.support=support"]
-    main(["predict", *given, "--data.query=query"])
+    main(["predict", *given, "--data.query=query", "--run.report=true"])
     newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
     rows = list(csv.DictReader((newest / "predictions.csv").open()))
     assert [Path(row["image"]).name for row in rows] == ["blue3.png", "green3.png", "red3.png"]
@@ -317,7 +317,7 @@ def test_predict_names_images_from_a_support_folder(run, capsys):
     for row in rows:
         probabilities = [float(row[name]) for name in ("red", "green", "blue")]
         assert sum(probabilities) == pytest.approx(1, abs=1e-5) and max(probabilities) == float(row["probability"])
-    assert "green3.png" in capsys.readouterr().out
+    assert "green3.png" in capsys.readouterr().out and not (newest / "report.html").exists()  # there are no results
     main(["predict", *given, "--data.query=query/red3.png"])
     assert "red3.png" in capsys.readouterr().out
 

@@ -19,7 +19,8 @@ class ReportPage(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         log_dir = trainer.log_dir  # the processes agree on it here
-        self._folder = Path(log_dir) if trainer.loggers and log_dir else None
+        # A predict has no results.
+        self._folder = Path(log_dir) if trainer.loggers and log_dir and stage != "predict" else None
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._write(trainer)

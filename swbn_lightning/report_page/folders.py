@@ -50,6 +50,11 @@ class RunFolder:
         return True  # killed before it wrote; an evaluation has nothing to show until its end
 
     @property
+    def predicted(self) -> bool:
+        """Whether this is the folder of a ``predict``, which evaluates nothing."""
+        return self.environment.get("stage") == "predict"
+
+    @property
     def started(self) -> str:
         """When, as a text that sorts by time; empty, and so first, for a run from before that was written."""
         return str(self.environment.get("started") or "")

@@ -13,6 +13,7 @@ from swbn_lightning.curves import (
     curves_csv,
     has_curves,
 )
+from swbn_lightning.errors import InputError
 from swbn_lightning.report_page import tables
 from swbn_lightning.report_page.folders import find_runs, read_run
 from swbn_lightning.report_page.html import Html, dotted, download, join, page, picture, tag
@@ -45,13 +46,17 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
         The file.
 
     Raises:
-        InputError: a path without a run; a file that cannot be written.
+        InputError: a path without a run; no run but of ``predict``; a file that cannot be written.
     """
-    found = find_runs(paths)
+    runs = [run for path in find_runs(paths) if not (run := read_run(path)).predicted]
+    if not runs:
+        raise InputError(
+            f"{paths[0]} holds predictions alone, which have no results to show; see predictions.csv there."
+        )
     if output is None:
         output = Path(paths[0]).expanduser() / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
     file = output_file(output, "the page", REPORT_FILE)
-    return write_output(file, render(as_trainings([read_run(path) for path in found]), _name(paths)))
+    return write_output(file, render(as_trainings(runs), _name(paths)))
 
 
 def render(trainings: Sequence[Training], name: str) -> str:

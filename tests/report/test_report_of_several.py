@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from swbn_lightning.errors import InputError
 from swbn_lightning.whiteness.plots import heatmap_pairs
 from tests.report.made_runs import make_fit, make_test
 from tests.report.page_reader import report
@@ -92,3 +93,16 @@ def test_runs_with_long_names_that_are_alike_have_all_their_heatmaps(tmp_path, m
     make_fit(tmp_path / "s" / "x" / "version_0")
     report(tmp_path / "s")
     assert drawn == [[*names, "x"]]
+
+
+def test_predictions_are_no_tests(tmp_path):
+    fit = make_fit(tmp_path / "n" / "version_0")
+    make_test(tmp_path / "n" / "version_1", fit)
+    predicted = tmp_path / "n" / "version_2"
+    make_test(predicted, fit)
+    (predicted / "results.json").unlink()
+    (predicted / "environment.json").write_text(json.dumps({"stage": "predict"}))
+    page = report(tmp_path / "n")
+    assert "1 training, 1 test." in page.text and "missing" not in page.text and "version_2" not in page.text
+    with pytest.raises(InputError, match="version_2 holds predictions alone"):
+        report(predicted)
