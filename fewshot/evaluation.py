@@ -48,14 +48,14 @@ class EpisodeResult:
         return self.accuracies.mean().item()
 
     @property
-    def std(self) -> float:
-        """Standard deviation over the episodes (n - 1); 0 for a single one."""
-        return self.accuracies.std().item() if self.num_episodes > 1 else 0.0
+    def std(self) -> float | None:
+        """Standard deviation over the episodes (n - 1); None for a single one, which has none."""
+        return self.accuracies.std().item() if self.num_episodes > 1 else None
 
     @property
-    def ci95(self) -> float:
-        """Half-width of the 95% interval of the mean over episodes, ``1.96 * std / sqrt(E)``."""
-        return _Z95 * self.std / math.sqrt(self.num_episodes)
+    def ci95(self) -> float | None:
+        """Half-width of the 95% interval of the mean over episodes, ``1.96 * std / sqrt(E)``; None for a single one."""
+        return None if self.std is None else _Z95 * self.std / math.sqrt(self.num_episodes)
 
     @property
     def num_episodes(self) -> int:

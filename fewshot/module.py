@@ -29,7 +29,7 @@ class EpisodicModule(TrainingModule):
     queries; a method with another loss overrides :meth:`episode_loss`.
 
     Validation and test use evaluation statistics always; with norms that keep none they go episode by episode, each
-    normalised by its own images, and the table says so. They log ``<split>/accuracy`` and
+    normalised by its own images, and the table says so. They log ``<split>/accuracy`` and, of two episodes or more,
     ``<split>/accuracy_ci95`` (fractions; half-width of the 95% interval over episodes), and ``<split>/loss``.
 
     Args:
@@ -182,7 +182,9 @@ class EpisodicModule(TrainingModule):
         }
         # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
         self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
-        self.log_dict({f"{split}/accuracy_ci95": result.ci95, f"{split}/loss": result.loss}, sync_dist=True)
+        self.log(f"{split}/loss", result.loss, sync_dist=True)
+        if result.ci95 is not None:
+            self.log(f"{split}/accuracy_ci95", result.ci95, sync_dist=True)
 
     def _result_over_features(self, task: EvaluationTask, split: str) -> tuple[EpisodeResult, dict[str, Any]] | None:
         """Episodes over the features that were kept, and what they are of; None where a probe holds no episode."""

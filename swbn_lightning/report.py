@@ -197,7 +197,9 @@ def _with_whiteness(row: dict[str, Any], history: list[dict[str, float]]) -> dic
 
 
 def _accuracy(row: dict[str, Any]) -> str:
-    interval = f"± {100 * row['ci95']:.2f} %" if "ci95" in row else "% while training"
+    interval = "% while training"
+    if "ci95" in row:
+        interval = "± – %" if row["ci95"] is None else f"± {100 * row['ci95']:.2f} %"  # a single episode has none
     return f"{100 * row['accuracy']:.2f} {interval}"
 
 

@@ -83,6 +83,19 @@ def test_a_run_in_the_same_place_gets_a_folder_of_its_own_and_the_same_figures(r
     assert first["results"] == second["results"] and first["whiteness"] == second["whiteness"]
 
 
+def test_a_single_episode_has_no_interval(run, capsys):
+    folder, arguments = run
+    main(["test", *arguments, "--data.test.episodes=1", "--ckpt_path", str(folder / "version_0")])
+    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
+    (row,) = json.loads((newest / "results.json").read_text())["results"]
+    assert row["std"] is None and row["ci95"] is None and row["episodes"] == 1
+    shown = f"{100 * row['accuracy']:.2f}"
+    assert f"{shown} ± – %" in capsys.readouterr().out
+    assert "ci95" not in (newest / "metrics.csv").read_text()
+    main(["report", str(newest)])
+    assert f">{shown}</td>" in (newest / "report.html").read_text(encoding="utf-8")
+
+
 def accuracy_in_a_new_process(arguments):
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "cli.py"), "test", *arguments], capture_output=True, text=True, check=True

@@ -104,7 +104,11 @@ def test_chunks_and_longer_evaluations_change_nothing(embedded):
     for chunk in (1, 7, 200, 1000):
         assert torch.equal(evaluate(*embedded, chunk_size=chunk).accuracies, whole.accuracies)
     assert torch.equal(evaluate(*embedded, episodes=50).accuracies, whole.accuracies[:50])
-    assert evaluate(*embedded, episodes=1).ci95 == 0
+
+
+def test_a_single_episode_has_no_interval(embedded):
+    result = evaluate(*embedded, episodes=1)
+    assert result.std is None and result.ci95 is None and result.mean == result.accuracies.item()
 
 
 def test_noise_gives_chance(embedded):
