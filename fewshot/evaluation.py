@@ -80,9 +80,9 @@ def evaluate_episodes(
 ) -> EpisodeResult:
     """Accuracy of ``head`` on episodes ``0 .. num_episodes - 1`` of ``seed`` over cached features.
 
-    The head is run in evaluation mode. On a CPU its sums are the same to the last bit in chunks of any size. Where they
-    are not (a GPU may choose another kernel for another size), accuracies still are unless two logits of a query agree
-    to within rounding, about 1e-6 of their size.
+    The head is run in evaluation mode. The size of the chunks changes accuracies only where two logits of a query agree
+    to within rounding, about 1e-6 of their size, and the loss in its last digits at most: a product of another size may
+    go through another kernel, on a GPU and, for the small maps of cross attention, on a CPU.
 
     Args:
         features: ``[N, C]`` (or ``[N, C, h, w]`` for a head that takes maps), one row an image.
