@@ -191,7 +191,8 @@ def _table(setting: str, lines: list[Comparison]) -> Table:
     headings = ["run", "seeds", "accuracy ± 95%", "difference, paired episodes ± 95%"]
     headings += ["difference, paired seeds ± 95%"] if several else []
     for heading in [*headings, "distinguishable"]:
-        table.add_column(heading, justify="left" if heading == "run" else "right")
+        # Folded, not cut off, where the terminal is narrow: runs differ in the end of their paths.
+        table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
     for line in lines:
         cells: list[str | Text] = [Text(line.label), str(len(line.seeds)), _percent(line.accuracy, "")]
         cells.append(_percent(line.over_episodes, "+"))

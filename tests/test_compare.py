@@ -113,6 +113,16 @@ def test_it_is_said_which_seeds_a_difference_is_of(tmp_path, capsys):
     assert "Unpaired" not in capsys.readouterr().out
 
 
+def test_runs_can_be_told_apart_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    names = [f"runs/cifar_fs_matching/resnet20/{norm}" for norm in ("bn", "swbn-fro")]
+    main(["compare", *(saved(Path(), name, episodes(number)) for number, name in enumerate(names))])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    labels = "".join(line.strip("│").split("│")[0].strip() for line in lines)
+    assert labels.endswith("".join(names))
+
+
 def test_a_longer_test_is_compared_on_what_both_have(tmp_path):
     a, b = episodes(1), episodes(2, 50)
     first, second = compare([saved(tmp_path, "a", a), saved(tmp_path, "b", b)])
