@@ -90,8 +90,9 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
             runs that differ in their seeds alone. Of several tests of one training the newest counts.
 
     Raises:
-        InputError: fewer than two; a path without a test of episodes; trainings under one path that differ in more than
-            the seed; no setting that all have; the same setting on other episodes.
+        InputError: fewer than two; a path without a test of episodes; a test whose training is not found; trainings
+            under one path that differ in more than the seed; no setting that all have; the same setting on other
+            episodes.
     """
     if len(runs) < 2:
         raise InputError(f"compare needs at least two runs, as in swbn compare runs/A runs/B; got {len(runs)}.")

@@ -35,8 +35,8 @@ def find_tests(path: Path) -> dict[str, list[SavedTest]]:
     """Tests of episodes in a folder and below, by setting; of each training seed the newest, seeds in order.
 
     Raises:
-        InputError: no such folder, none of a test of episodes in it, an unreadable file, or trainings that differ in
-            more than their seeds.
+        InputError: no such folder, none of a test of episodes in it, an unreadable file, a test whose training is not
+            found and of which it kept no settings, or trainings that differ in more than their seeds.
     """
     if not path.is_dir():
         raise InputError(f"compare: {path} does not exist or is not a folder; give a tested run, as runs/NAME.")
@@ -162,9 +162,9 @@ def _is_free(key: str) -> bool:
 
 def _check_that_seeds_alone_differ(path: Path, setting: str, tests: list[SavedTest]) -> None:
     first = tests[0]
-    files: dict[int, SavedTest] = {}
+    of_seed: dict[int, SavedTest] = {}
     for test in tests:
-        other = files.setdefault(test.seed, test)
+        other = of_seed.setdefault(test.seed, test)
         if not (test.in_run and other.in_run) and test.training != other.training:
             raise InputError(
                 f"compare: {path} holds tests of {other.training} and {test.training}, and of a checkpoint that lies "

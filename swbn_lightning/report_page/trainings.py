@@ -102,8 +102,8 @@ class TrainingGroup:
 
     @property
     def repeated(self) -> bool:
-        """Whether there are several of one seed."""
-        return len({training.identity for training in self.trainings}) < len(self.trainings)
+        """Whether a seed was trained several times."""
+        return len(self.trained) < sum(bool(training.folders) for training in self.trainings)
 
 
 def as_trainings(runs: Sequence[RunFolder]) -> list[Training]:

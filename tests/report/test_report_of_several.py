@@ -106,3 +106,12 @@ def test_predictions_are_no_tests(tmp_path):
     assert "1 training, 1 test." in page.text and "missing" not in page.text and "version_2" not in page.text
     with pytest.raises(InputError, match="version_2 holds predictions alone"):
         report(predicted)
+
+
+def test_a_test_is_shown_with_the_training_that_it_names_from_its_own_folder(tmp_path):
+    first, second = (make_fit(tmp_path / "n" / f"version_{number}", seed=number) for number in range(2))
+    test = make_test(tmp_path / "n" / "version_2", first)
+    results = json.loads((test / "results.json").read_text())
+    (test / "results.json").write_text(json.dumps({**results, "tested_run": f"../{second.name}"}))
+    rows = report((tmp_path / "n").rename(tmp_path / "moved")).table("run")
+    assert [row["test, 5-way 1-shot, %"] for row in rows] == ["–", "62.50 ± 0.23"]
