@@ -134,7 +134,7 @@ class SwbnCLI(LightningCLI):
         require_positive("trainer", **{key: value for key, value in counts.items() if value is not None})
         try:
             return self._instantiate_trainer(config, callbacks)
-        except (ValueError, TypeError) as error:  # of settings that Lightning cannot put together
+        except (ValueError, TypeError, ImportError) as error:  # of settings that Lightning cannot put together
             raise InputError(f"trainer: {error}") from error
 
     def _can_be_monitored(self, quantity: str | None) -> bool:

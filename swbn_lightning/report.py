@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -245,7 +246,10 @@ def _keep_training(checkpoint: str, folder: Path) -> str | None:
     run = run_of(checkpoint)
     if run is None or not (run / CONFIG_FILE).is_file():
         return None
-    shutil.copyfile(run / CONFIG_FILE, folder / TRAINING_FILE)
+    try:
+        shutil.copyfile(run / CONFIG_FILE, folder / TRAINING_FILE)
+    except OSError as error:  # the results shall not be lost for it
+        rank_zero_warn(f"{folder / TRAINING_FILE} cannot be written ({error}); compare will look for {run} itself.")
     return os.path.relpath(run.resolve(), folder.resolve())
 
 

@@ -114,8 +114,9 @@ def _training(folder: Path, results: dict[str, Any], checkpoint: str) -> tuple[P
     own = _config(folder / CONFIG_FILE)
     if not results["tested_checkpoint"]:  # it lies in this very folder
         return folder, own
-    if (folder / TRAINING_FILE).is_file():
-        return Path(os.path.normpath(folder / str(results.get("tested_run")))), _config(folder / TRAINING_FILE)
+    near = results.get("tested_run")
+    if isinstance(near, str) and (folder / TRAINING_FILE).is_file():
+        return Path(os.path.normpath(folder / near)), _config(folder / TRAINING_FILE)
     written = run_of(checkpoint)
     if written is None or results.get("tested_run", "") is None:
         return None, own

@@ -50,6 +50,7 @@ BAD_INPUT = [
     (["--trainer.max_epochs=many"], "max_epochs"),
     (["--seed_everything=-1"], "seed_everything must be from 0 to 4294967295"),
     (["--trainer.strategy=nosuch"], "trainer: You selected an invalid strategy name: `strategy='nosuch'`"),
+    (["--trainer.precision=transformer-engine"], "trainer: Requirement 'transformer_engine>=0.11.0' not met"),
     (["--trainer.accumulate_grad_batches=0"], "trainer: accumulate_grad_batches must be an integer of at least 1"),
     (["--trainer.check_val_every_n_epoch=0"], "trainer: check_val_every_n_epoch must be an integer of at least 1"),
     (["--trainer.val_check_interval=50"], "`val_check_interval` (50) must be less than or equal to the number"),

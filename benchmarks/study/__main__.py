@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.environment import as_line
-from benchmarks.study.cells import Cell, Experiment, grid
+from benchmarks.study.cells import Cell, Experiment, grid, short_names
 from benchmarks.study.observations import Observation, as_csv, observe
 from benchmarks.study.pictures import draw
 from benchmarks.study.runs import Busy, RunFailed, complete, read_environment
@@ -65,6 +65,8 @@ class Study:
 
     def __init__(self, cells: list[Cell], reach: float | None, folder: Path, words: Sequence[str]) -> None:
         self.cells, self.reach, self.folder, self.words = cells, reach, folder, words
+        names = short_names([cell.experiment.path for cell in cells])
+        self._labels = [cell.label(names[cell.experiment.path]) for cell in cells]
         self.failures: dict[str, str] = {}
         self._rows: dict[int, list[Observation]] = {}  # by the cell's number, of those that are done
 
@@ -77,7 +79,7 @@ class Study:
 
     def _complete(self, number: int, wait: bool) -> bool:
         cell = self.cells[number]
-        place = f"[{number + 1}/{len(self.cells)}] {cell.label}"
+        place = f"[{number + 1}/{len(self.cells)}] {self._labels[number]}"
         _say(f"{place}: {cell.folder}")
         try:
             outcome = "done" if complete(cell, wait) else "was done"
@@ -85,7 +87,7 @@ class Study:
             _say(f"{place}: another process is at work on it")
             return False
         except RunFailed as error:
-            self.failures[cell.label] = str(error)
+            self.failures[self._labels[number]] = str(error)
             outcome = str(error)
         rows = observe(cell, self.reach)
         _say(", ".join([f"{place}: {outcome}", *(f"{r.setting or r.metric} {100 * r.value:.2f} %" for r in rows)]))

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,10 +204,9 @@ class Cell:
         given = [setting.partition("=") for setting in self.settings]
         return next((value for key, _, value in given if key == "data.dataset"), self.experiment.dataset)
 
-    @property
-    def label(self) -> str:
-        """For messages."""
-        return f"{self.experiment.path} · {self.network.label} · {self.norm.label} · seed {self.seed}"
+    def label(self, config: str) -> str:
+        """For messages; ``config`` is what its configuration is called there."""
+        return f"{config} · {self.network.label} · {self.norm.label} · seed {self.seed}"
 
     def arguments(self, run: str = "") -> list[str]:
         """For any command; ``run`` is the part of the run's name below the cell's."""
@@ -224,6 +223,17 @@ class Cell:
             *([f"--data.root={self.root}"] if self.root else []),
             *(f"--{setting}" for setting in self.settings),
         ]
+
+
+def short_names(configs: Iterable[str]) -> dict[str, str]:
+    """Of each configuration file as much of its path's end as tells it from the others, without ``.yaml``."""
+    parts = {config: Path(config).with_suffix("").parts for config in configs}
+    names = {}
+    for config, own in parts.items():
+        others = [other for given, other in parts.items() if given != config]
+        length = next((n for n in range(1, len(own)) if all(own[-n:] != o[-n:] for o in others)), len(own))
+        names[config] = "/".join(own[-length:])
+    return names
 
 
 def grid(

@@ -1,9 +1,9 @@
 """The pictures of a study, and every number in them as CSV."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.study.cells import Cell
+from benchmarks.study.cells import Cell, short_names
 from benchmarks.study.observations import Observation
 from benchmarks.study.runs import logged
 from swbn_lightning.curves import (
@@ -73,17 +73,6 @@ def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
         for row in rows
         if row.metric == "accuracy"
     ]
-
-
-def short_names(configs: Iterable[str]) -> dict[str, str]:
-    """Of each configuration file as much of its path's end as tells it from the others, without ``.yaml``."""
-    parts = {config: Path(config).with_suffix("").parts for config in configs}
-    names = {}
-    for config, own in parts.items():
-        others = [other for given, other in parts.items() if given != config]
-        length = next((n for n in range(1, len(own)) if all(own[-n:] != o[-n:] for o in others)), len(own))
-        names[config] = "/".join(own[-length:])
-    return names
 
 
 def _quantities(cell: Cell) -> dict[str, dict[int, float]]:

@@ -17,7 +17,7 @@ from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoade
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.image_data import ImageDataModule, as_is
 
-SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
+SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}
 """The splits that each of Lightning's stages reads."""
 
 
@@ -169,11 +169,6 @@ class ClassificationDataModule(ImageDataModule):
 
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` needs, so that what is wrong with them is said before training."""
-        if stage == "predict":
-            raise InputError(
-                "predict names images by a support folder, with a few-shot model (fewshot.…); an image classifier is "
-                "tested on labelled images: swbn test."
-            )
         if stage == "validate" and not self.has_validation:
             raise InputError(f"{type(self).__name__} holds out no images for validation; set val_share above 0.")
         for split in SPLITS[stage]:
@@ -189,6 +184,17 @@ class ClassificationDataModule(ImageDataModule):
             )
         if count < world:
             raise InputError(f"the {split} split has {count} images, too few for {world} processes.")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """There is none.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            "predict names images by a support folder, with a few-shot model (fewshot.…); an image classifier is "
+            "tested on labelled images: swbn test."
+        )
 
     def train_dataloader(self) -> DataLoader[Any]:
         dataset, (world, rank) = self.training_dataset(), self._processes

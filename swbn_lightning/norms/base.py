@@ -196,7 +196,10 @@ class WhiteningNorm(nn.Module):
         for name, value in batch.items():
             running = getattr(self, name)
             mixed = torch.lerp(running, value.to(running.dtype), factor)
-            running.copy_(torch.where(accepted, mixed, running))
+            if _is_batched(mixed):  # for which `out=` has no rule
+                running.copy_(torch.where(accepted, mixed, running))
+            else:
+                torch.where(accepted, mixed, running, out=running)
 
     def _average_factor(self) -> float | Tensor:
         """The share of the new batch in the running statistics; a plain average if momentum is None."""

@@ -12,6 +12,16 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+_CHECKPOINT_FILE = torch.utils.checkpoint.__file__
+
+
+def may_run_again(grad_enabled: bool) -> bool:
+    """Whether checkpointing may run a forward again that began with gradients or without; quick, true of some others.
+
+    Of its two kinds one runs with hooks on saved tensors and the other without gradients.
+    """
+    return _hooks() is not None or not grad_enabled
+
 
 def is_recomputing() -> bool:
     """Whether this forward runs to restore what checkpointing did not keep: inside a backward pass, as a rule."""
@@ -64,11 +74,9 @@ class FirstRuns:
         return FirstRuns, ()
 
     def note(self, mean: Tensor, variance: Tensor, matrix: Tensor) -> None:
-        """Keep the ``matrix`` that a forward used, if checkpointing may run it again."""
-        if self._runs:
-            self._runs = [run for run in self._runs if run.segments]
-        # The reentrant kind runs without gradients, as many a forward does that nobody repeats.
-        segments = [] if _hooks() is None and torch.is_grad_enabled() else list(_segments())
+        """Keep the ``matrix`` that a forward used, if it is one that checkpointing runs again."""
+        self._runs = [run for run in self._runs if run.segments]
+        segments = list(_segments())
         if not segments:
             return
         run = _Run(mean.detach(), variance.detach(), matrix, weakref.WeakSet(segments))
@@ -87,9 +95,14 @@ class FirstRuns:
         """
         segments = list(_segments())
         here = _Run(mean.detach(), variance.detach(), mean, weakref.WeakSet())
-        fitting = [run for run in self._runs if _same(run, here)]
         # From the inside out: in nested segments the inner ones are made anew when the outer one runs again.
-        run = next((run for segment in segments for run in fitting if segment in run.segments), None)
+        known = ((segment, run) for segment in segments for run in self._runs)
+        run = next((run for segment, run in known if segment in run.segments and _same(run, here)), None)
+        if run is None:
+            # An outer segment of torch's composable checkpoint cannot be seen in the first run, behind an inner one.
+            fitting = [run for run in self._runs if run.segments and _same(run, here)]
+            if fitting and all(torch.equal(other.matrix, fitting[0].matrix) for other in fitting):
+                run = fitting[0]
         if run is None:
             raise RuntimeError(
                 "a normalisation layer runs inside a backward pass on a batch that it has not seen in a forward under "
@@ -120,8 +133,11 @@ def outside_selective_checkpointing() -> AbstractContextManager[Any]:
 
 
 def _same(a: _Run, b: _Run) -> bool:
-    pairs = ((a.mean, b.mean), (a.variance, b.variance))
-    return all(torch.allclose(first, second, rtol=0, atol=0, equal_nan=True) for first, second in pairs)
+    return _equal(a.mean, b.mean) and _equal(a.variance, b.variance)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)  # which takes much longer
 
 
 def _hooks() -> Any:
@@ -133,7 +149,7 @@ def _checkpoint_frames() -> Iterator[Any]:
     """The frames of PyTorch's checkpointing among the callers, from the inside out."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+        if frame.f_code.co_filename == _CHECKPOINT_FILE:
             yield frame
         frame = frame.f_back  # type: ignore[assignment]
 
@@ -146,7 +162,7 @@ def _segments() -> Iterator[Any]:
     """
     hooks = _hooks()
     code = None if hooks is None else getattr(hooks[0], "__code__", None)  # any callable may be a hook
-    if code is not None and code.co_filename == torch.utils.checkpoint.__file__:
+    if code is not None and code.co_filename == _CHECKPOINT_FILE:
         # Without a caller to be found where a module's own hooks make the segment (torch's composable checkpoint).
         closed = dict(zip(code.co_freevars, hooks[0].__closure__ or (), strict=True))
         if "frame" in closed:

@@ -16,7 +16,13 @@ from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_
 from swbn_lightning.norms.closed_form import is_transformed, whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 from swbn_lightning.norms.frozen import is_frozen
-from swbn_lightning.norms.recompute import FirstRuns, first_run, is_recomputing, outside_selective_checkpointing
+from swbn_lightning.norms.recompute import (
+    FirstRuns,
+    first_run,
+    is_recomputing,
+    may_run_again,
+    outside_selective_checkpointing,
+)
 
 
 class SWBN(WhiteningNorm):
@@ -158,6 +164,7 @@ class SWBN(WhiteningNorm):
         if not synchronized and kernels.take_samples(x, self.whitening_matrix, self.weight, self.bias):
             return self._forward_by_kernels(x)
         total: Tensor | None = None
+        grad_enabled = torch.is_grad_enabled()
         with torch.no_grad():
             rows = WF.as_rows(x)
             centred = not synchronized and WF.centers_first(rows)
@@ -171,16 +178,17 @@ class SWBN(WhiteningNorm):
             else:
                 rows, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
             covariance = functools.partial(WF.covariance, scale=rstd) if centred else WF.covariance
-            w = self._step_once(mean, variance, rows, total, math.prod(x.shape[2:]), covariance)
+            w = self._step_once(grad_enabled, mean, variance, rows, total, math.prod(x.shape[2:]), covariance)
         return whiten_standardized(x, rows, rstd, w, self.weight, self.bias, total, centred)
 
     def _forward_by_kernels(self, x: Tensor) -> Tensor:
         from swbn_lightning.norms.kernels import training  # loads Triton
 
+        grad_enabled = torch.is_grad_enabled()
         with torch.no_grad():
             batch = training.Batch(x, self.eps)
             positions = math.prod(x.shape[2:])
-            w = self._step_once(batch.mean, batch.variance, batch.rows, None, positions, batch.covariance)
+            w = self._step_once(grad_enabled, batch.mean, batch.variance, batch.rows, None, positions, batch.covariance)
         return training.whiten(x, batch, w, self.weight, self.bias)
 
     def _forward_plain(self, x: Tensor) -> Tensor:
@@ -190,8 +198,12 @@ class SWBN(WhiteningNorm):
             w = self._step(mean, variance, WF.as_rows(xs), None, math.prod(x.shape[2:]))
         return WF.whiten(xs, w, self.weight, self.bias)
 
-    def _step_once(self, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
-        """:meth:`_step`, unless this is the second run of a forward; then the W of the first."""
+    def _step_once(self, grad_enabled: bool, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
+        """:meth:`_step`, unless this is the second run of a forward; then the W of the first.
+
+        Args:
+            grad_enabled: whether gradients were wanted when the forward began.
+        """
         compiling = torch.compiler.is_compiling()
         if compiling:
             return self._step(mean, variance, *args)
@@ -199,7 +211,8 @@ class SWBN(WhiteningNorm):
             if is_recomputing():
                 return self._first_runs.find(mean, variance)
             w = self._step(mean, variance, *args)
-            self._first_runs.note(mean, variance, w)
+            if may_run_again(grad_enabled):
+                self._first_runs.note(mean, variance, w)
         return w
 
     def _step(

@@ -47,9 +47,10 @@ class Training:
 
     @property
     def identity(self) -> str:
-        """What tells it from others of its group: the seed or, where that is not known, which training it was."""
-        known = self.seed if self.seed is not None else self.last.results.get("tested_checkpoint")
-        return self.label if known is None else repr(known)
+        """What tells it from others of its group: the seed or, where there is none, which training it was."""
+        if type(self.seed) is int:  # False: it was not seeded
+            return repr(self.seed)
+        return self.label if self.folders else repr(self.last.results.get("tested_checkpoint") or self.label)
 
     @property
     def compared(self) -> dict[str, Any]:
@@ -164,13 +165,13 @@ def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
 
 
 def accuracies(groups: Iterable[TrainingGroup]) -> list[Accuracy]:
-    """The accuracies of all tests; of several tests of one seed in one setting the newest."""
+    """The accuracies of all tests; of several of one seed in one setting the newest of the newest training."""
     found: dict[tuple[str, str, str], Accuracy] = {}
     groups = list(groups)
     names = setting_names(training for group in groups for training in group.trainings)
     for group in groups:
         tests = [(training, folder) for training in group.trainings for folder in training.tests]
-        for training, folder in sorted(tests, key=lambda test: test[1].started):
+        for training, folder in sorted(tests, key=lambda test: (test[0].last.started, test[1].started)):
             for row in folder.rows:
                 value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
                 if value is not None:

@@ -220,6 +220,42 @@ def test_a_module_checkpointed_by_hooks_of_its_own():
     assert_same_training(model, model, plain, plain)
 
 
+class Outer(nn.Module):
+    """A segment in a segment, with more behind it."""
+
+    def __init__(self, inner, run):
+        super().__init__()
+        self.inner, self.behind, self.run = inner, nn.Tanh(), run
+
+    def forward(self, x):
+        return self.behind(self.run(self.inner, x)) + x.sum()
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("kind", ["composable", *KINDS])
+def test_segments_inside_a_module_checkpointed_by_hooks_of_its_own(kind):
+    from torch.distributed._composable import checkpoint as checkpoint_module
+
+    model = network("swbn-fro")
+    plain = Outer(copy.deepcopy(model), lambda inner, x: inner(x))
+    outer = Outer(model, plain.run if kind == "composable" else segment(kind))
+    if kind == "composable":
+        checkpoint_module(outer.inner)
+    checkpoint_module(outer)
+    assert_same_training(outer, outer, plain, plain)
+
+
+def test_a_forward_that_nothing_repeats_looks_for_no_segment(monkeypatch):
+    def fail():
+        raise AssertionError
+
+    monkeypatch.setattr("swbn_lightning.norms.recompute._checkpoint_frames", fail)
+    norm = SWBN1d(4)
+    norm(torch.randn(16, 4, requires_grad=True)).sum().backward()
+    with pytest.raises(AssertionError):
+        segment(False)(norm, torch.randn(16, 4, requires_grad=True))
+
+
 @pytest.mark.parametrize("reentrant", KINDS)
 def test_another_batch_the_second_time_is_an_error(reentrant):
     norm = SWBN1d(4)

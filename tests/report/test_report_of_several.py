@@ -115,3 +115,25 @@ def test_a_test_is_shown_with_the_training_that_it_names_from_its_own_folder(tmp
     (test / "results.json").write_text(json.dumps({**results, "tested_run": f"../{second.name}"}))
     rows = report((tmp_path / "n").rename(tmp_path / "moved")).table("run")
     assert [row["test, 5-way 1-shot, %"] for row in rows] == ["–", "62.50 ± 0.23"]
+
+
+def test_an_older_training_that_was_tested_last_does_not_stand_for_the_newest(tmp_path):
+    for name, day, tested, accuracy in (("a", 1, 3, 0.5), ("b", 2, 2, 0.75)):
+        fit = make_fit(tmp_path / "s" / name / "version_0", epochs=day)
+        test = make_test(tmp_path / "s" / name / "version_1", fit, accuracy)
+        for folder, told in ((fit, day), (test, tested)):
+            written = json.loads((folder / "environment.json").read_text())
+            written["started"] = f"2026-01-0{told}T09:00:00+00:00"
+            (folder / "environment.json").write_text(json.dumps(written))
+    other = make_fit(tmp_path / "s" / "c" / "version_0", seed=1)
+    make_test(tmp_path / "s" / "c" / "version_1", other, 0.25)
+    rows = report(tmp_path / "s").links["accuracy.csv"]
+    assert sorted(float(row["value"]) for row in rows if row["run"] != "mean") == [0.25, 0.75]
+
+
+def test_trainings_without_a_seed_are_not_one_another(tmp_path):
+    for number, accuracy in enumerate((0.5, 0.75)):
+        fit = make_fit(tmp_path / "s" / f"version_{2 * number}", seed=False)
+        make_test(tmp_path / "s" / f"version_{2 * number + 1}", fit, accuracy)
+    page = report(tmp_path / "s")
+    assert REPEATED not in page.text and {row["runs"] for row in page.links["curves.csv"]} == {"2"}
