@@ -49,7 +49,7 @@ def run(tiny_cifar100, tmp_path_factory):
     root = tmp_path_factory.mktemp("work")
     arguments = ["--config", str(CIFAR_FS), "--data.root", str(tiny_cifar100), "--run.root", str(root / "runs"), *SHORT]
     main(["train", *arguments])  # the alias of fit
-    return root / "runs" / "cifar_fs_prototypical", arguments
+    return root / "runs" / "cifar_fs_prototypical", [*arguments, "--whiteness.pictures=false"]  # seconds a run
 
 
 def test_a_run_leaves_what_one_needs(run):

@@ -1,5 +1,6 @@
 """Letters as classes: a data set that is drawn, not read."""
 
+from dataclasses import replace
 from typing import Any
 
 from classification.datamodules.base import ClassificationDataModule
@@ -43,7 +44,5 @@ class GlyphDataModule(ClassificationDataModule):
     def load(self, split: str) -> ImageSet:
         number = ("train", "val", "test").index(split)
         count = self.images_per_class if split == "train" else max(1, self.images_per_class // 4)
-        drawn = glyphs("train", self.image_size, count, seed=3 * self.seed + number)
-        kept = drawn.labels < self.num_classes
-        names = drawn.class_names[: self.num_classes]
-        return ImageSet(drawn.images[kept], drawn.labels[kept], names, f"glyphs/{split}")
+        drawn = glyphs("train", self.image_size, count, seed=3 * self.seed + number, num_classes=self.num_classes)
+        return replace(drawn, name=f"glyphs/{split}")

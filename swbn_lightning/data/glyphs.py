@@ -73,7 +73,9 @@ def glyph_class_names(split: str) -> tuple[str, ...]:
     return tuple(letters for owner, letters in entries if owner == split)
 
 
-def glyphs(split: str, image_size: int = 28, images_per_class: int = 24, seed: int = 0) -> ImageSet:
+def glyphs(
+    split: str, image_size: int = 28, images_per_class: int = 24, seed: int = 0, num_classes: int | None = None
+) -> ImageSet:
     """Draws a split of the glyphs data set.
 
     Image ``j`` of a class is its letter in face ``j % 12``, white on black, randomly rotated (±20 degrees),
@@ -87,6 +89,7 @@ def glyphs(split: str, image_size: int = 28, images_per_class: int = 24, seed: i
         images_per_class: at least 1. Default 24, two drawings in each face.
         seed: not negative. The same split, sizes and seed give the same images on one platform; a split's
             images do not depend on whether another split was drawn before.
+        num_classes: the first so many classes alone; their images are those that they have among all. None for all.
 
     Returns:
         ``ImageSet`` named ``glyphs/<split>``, images uint8 ``[classes * images_per_class, 1, image_size,
@@ -99,17 +102,23 @@ def glyphs(split: str, image_size: int = 28, images_per_class: int = 24, seed: i
     _check("image_size", image_size, SMALLEST_SIZE)
     _check("images_per_class", images_per_class, 1)
     _check("seed", seed, 0)
+    classes = len(names) if num_classes is None else num_classes
+    _check("num_classes", classes, 1)
+    if classes > len(names):
+        raise InputError(f"glyphs: the {split} split has {len(names)} classes, got num_classes={num_classes}.")
+    # Whole batches, so that the random numbers are the same however many classes are wanted.
+    count = classes * images_per_class
+    labels = torch.arange(len(names)).repeat_interleave(images_per_class)[: -(-count // _BATCH) * _BATCH]
     faces = face_paths()[:images_per_class]
-    letters = [name[0] for name in names]
+    letters = [name[0] for name in names[: int(labels[-1]) + 1]]
     drawings = torch.stack([_draw_face(letters, path, _OVERSAMPLING * image_size) for path in faces], dim=1)
 
-    labels = torch.arange(len(names)).repeat_interleave(images_per_class)
-    face_of_image = (torch.arange(images_per_class) % len(faces)).repeat(len(names))
+    face_of_image = torch.arange(len(labels)) % images_per_class % len(faces)
     # The split is part of the seed: else the first classes of all splits would be distorted alike.
     generator = torch.Generator().manual_seed(zlib.crc32(f"glyphs/{split}/{seed}".encode()))
     batches = zip(labels.split(_BATCH), face_of_image.split(_BATCH), strict=True)
     images = [_distort(drawings[label, face], image_size, generator) for label, face in batches]
-    return ImageSet(torch.cat(images), labels, names, f"glyphs/{split}")
+    return ImageSet(torch.cat(images)[:count], labels[:count], names[:classes], f"glyphs/{split}")
 
 
 def _check(name: str, value: int, lowest: int) -> None:

@@ -109,6 +109,13 @@ def test_larger_images_and_fewer_of_them() -> None:
     assert few.images.shape == (2 * few.num_classes, 1, 40, 40)
 
 
+@pytest.mark.parametrize("number", [1, 43, 126])  # 24 images each: 43 classes end in the second batch that is drawn
+def test_a_few_classes_have_the_images_they_have_among_all(val: ImageSet, number: int) -> None:
+    few = glyphs("val", num_classes=number)
+    assert few.class_names == val.class_names[:number] and few.name == val.name
+    assert torch.equal(few.images, val.images[: 24 * number]) and torch.equal(few.labels, val.labels[: 24 * number])
+
+
 def test_seed_decides() -> None:
     first, again, other = (glyphs("val", images_per_class=2, seed=seed).images for seed in (3, 3, 4))
     assert torch.equal(first, again)
@@ -153,6 +160,8 @@ def test_images_of_a_class_are_nearer_to_each_other_than_to_other_classes(val: I
         ({"image_size": 27}, "image_size .*28, got 27"),
         ({"images_per_class": 0}, "images_per_class .*1, got 0"),
         ({"seed": -1}, "seed .*0, got -1"),
+        ({"num_classes": 0}, "num_classes .*1, got 0"),
+        ({"num_classes": 127}, "the val split has 126 classes, got num_classes=127"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_accepted(arguments: dict, message: str) -> None:
