@@ -1,6 +1,7 @@
 """Naming one's own images from a handful of examples: the data of ``predict`` and its table."""
 
 import csv
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.decode import read_images
+from swbn_lightning.data.files import require_regular
 from swbn_lightning.data.folders import image_files, load_class_folders
 from swbn_lightning.errors import InputError
 
@@ -47,7 +49,8 @@ def load_prediction_data(
         from_file: what the data set that was learnt from does to the pixels of its files.
 
     Raises:
-        InputError: a path that is not given, missing or without images; classes with unequal numbers of images.
+        InputError: a path that is not given, missing, without images or no regular file; classes with unequal numbers
+            of images.
     """
     if support is None or query is None:
         raise InputError(
@@ -59,6 +62,8 @@ def load_prediction_data(
         raise InputError(f"predict: support folder {support_path} does not exist or is not a folder.")
     if not query_path.exists():
         raise InputError(f"predict: query {query_path} does not exist.")
+    if not query_path.is_dir():
+        require_regular(query_path)
     files = image_files(query_path) if query_path.is_dir() else [query_path]
     if not files:
         raise InputError(f"predict: query folder {query_path} holds no images.")
@@ -69,7 +74,9 @@ def load_prediction_data(
         raise InputError(f"predict: every class needs the same number of support images; found {listed}.")
     images = read_images(files, image_size, channels, "query")
     classes = replace(classes, images=from_file(classes.images))
-    return PredictionData(classes, tuple(str(file) for file in files), from_file(images))
+    # Names that are not UTF-8 can be opened but not printed.
+    shown = tuple(os.fsencode(file).decode(errors="backslashreplace") for file in files)
+    return PredictionData(classes, shown, from_file(images))
 
 
 class PredictionTable(pl.Callback):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swbn_lightning.data.arrays import as_array
+from swbn_lightning.data.arrays import as_array, text_from
 from swbn_lightning.errors import InputError
 from swbn_lightning.safe_pickle import load_pickle
 
@@ -92,4 +92,4 @@ def _read_names(path: Path, dataset: str, key: str, count: int) -> tuple[str, ..
     names = content.get(key) if isinstance(content, dict) else None
     if not isinstance(names, list) or len(names) != count:
         raise InputError(f"{path} is not {dataset}'s: expected {count} '{key}'.")
-    return tuple(str(name) for name in names)
+    return tuple(text_from(name, path) for name in names)

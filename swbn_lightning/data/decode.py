@@ -7,15 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from swbn_lightning.data.files import require_regular
 from swbn_lightning.errors import InputError
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""What is read, by Pillow's names, whatever a file is called. (JPEG opens MPO too, which phones write into ``.jpg``.)
+Others are not tried: for PostScript Pillow starts Ghostscript, a program that may do anything."""
 
 MAX_PIXELS = 100_000_000
 """Images with more pixels are refused before they are decoded: a small file can unpack to gigabytes."""
+
+MAX_PASSES = 20
+"""How often a JPEG may go over ``MAX_PIXELS`` pixels, and over fewer accordingly more often. A progressive one does so
+about ten times; a hostile one of 100 kB can do so for hours."""
 
 _BAR_AFTER = 2.0  # seconds of reading before a progress bar is worth its line
 
@@ -28,19 +37,25 @@ def open_image(path: Path, channels: int) -> Image.Image:
     picture is taken.
 
     Raises:
-        InputError: the file is not an image, is truncated, holds more than ``MAX_PIXELS``, or values whose range nobody
-            knows.
+        InputError: the file is not an image of one of ``FORMATS`` or no regular file, is truncated, holds more than
+            ``MAX_PIXELS``, or values whose range nobody knows.
     """
     try:
-        with Image.open(path) as opened:
+        require_regular(path)
+        with Image.open(path, formats=FORMATS) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise InputError(_too_large(path, f"{opened.width}x{opened.height}"))
+            if opened.format in ("JPEG", "MPO"):
+                _require_few_scans(path, opened.width * opened.height)
             ImageOps.exif_transpose(opened, in_place=True)
             return _to_channels(opened, path, channels)
     except InputError:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own limit, 179 million, which it checks first
         raise InputError(_too_large(path, str(error))) from error
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise InputError(f"{path} cannot be read as an image: it is none of {known}, or is broken.") from error
     except Exception as error:  # a broken file raises almost anything
         raise InputError(f"{path} cannot be read as an image: {error}.") from error
 
@@ -93,16 +108,27 @@ def _to_channels(image: Image.Image, path: Path, channels: int) -> Image.Image:
             "save it with 8 or 16 bits."
         )
     if image.mode.startswith("I"):  # "I;16" and its byte orders, or "I" where Pillow widened 16 bits
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise InputError(
                 f"{path} cannot be read as an image: values from {values.min()} to {values.max()} do not fit 16 bits."
             )
-        image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+        image = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert(mode)
+
+
+def _require_few_scans(path: Path, pixels: int) -> None:
+    # Within a scan FF is never followed by DA: the marker counts the scans, and those of a thumbnail.
+    scans, rest = 0, b""
+    with path.open("rb") as file:
+        while content := file.read(2**20):
+            scans += (rest + content).count(b"\xff\xda")
+            rest = content[-1:]
+            if scans * pixels > MAX_PASSES * MAX_PIXELS:
+                raise InputError(f"{path} is too large to read: it goes {scans} times over its {pixels} pixels.")
 
 
 def _too_large(path: Path, found: str) -> str:

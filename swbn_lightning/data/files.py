@@ -1,7 +1,9 @@
 """Where the files of a data set lie below a root; errors that say where they should."""
 
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from swbn_lightning.errors import InputError
 
@@ -65,3 +67,34 @@ def find_files(
             missing = [file for file in files if file not in here]
             raise InputError(f"{name}: {place} lacks {', '.join(missing)}. {expected(base)}")
     raise InputError(f"{name}: nothing usable in {base} (it holds {shown_content(base)}). {expected(base)}")
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """``path``, opened to read bytes, if it is a regular file or a link to one.
+
+    Raises:
+        InputError: as :func:`require_regular`.
+        OSError: it cannot be opened.
+    """
+    require_regular(path)
+    return Path(path).open("rb")
+
+
+def require_regular(path: str | Path) -> None:
+    """Raise :class:`InputError` where ``path`` is a named pipe, a socket or a device: opening one may wait for ever.
+
+    Raises:
+        InputError: it is one, or a folder.
+        OSError: there is nothing.
+    """
+    mode = Path(path).stat().st_mode
+    if not stat.S_ISREG(mode):
+        tests = {"folder": stat.S_ISDIR, "named pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK}
+        kind = next((kind for kind, test in tests.items() if test(mode)), "device")
+        raise InputError(f"{path} cannot be read: it is a {kind}; give a regular file.")
+
+
+def shown_text(text: str, length: int = 100) -> str:
+    """``text`` from a file, for messages: short, and without characters that steer a terminal or cannot be printed."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:length])
+    return shown + (" ..." if len(text) > length else "")

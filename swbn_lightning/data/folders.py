@@ -1,5 +1,6 @@
 """Class folders, ``<class>/<image>``: which images there are, and all of them into memory."""
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from swbn_lightning.data.listing import ImageListing, load_listing
 from swbn_lightning.errors import InputError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+"""Whose formats :data:`~swbn_lightning.data.decode.FORMATS` are."""
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """As torchvision and timm normalise for their networks (torchvision's page "Models and pre-trained weights")."""
@@ -17,8 +19,19 @@ _ARCHIVE_LITTER = "__MACOSX"  # what macOS adds to zip files
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The folders directly below ``root``, sorted by name; hidden ones and ``__MACOSX`` are passed over."""
-    return sorted(p for p in root.iterdir() if _may_be_class(p))
+    """The folders directly below ``root``, sorted by name; hidden ones and ``__MACOSX`` are passed over.
+
+    Raises:
+        InputError: the name of one is not UTF-8: it is the class's, which is printed and written to files.
+    """
+    found = sorted(p for p in root.iterdir() if _may_be_class(p))
+    for folder in found:
+        try:
+            folder.name.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(folder).decode(errors="backslashreplace")
+            raise InputError(f"the name of the class folder {shown} is not UTF-8; rename the folder.") from None
+    return found
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -11,11 +11,13 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from swbn_lightning.data.files import open_regular
 from swbn_lightning.errors import InputError
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -26,30 +28,62 @@ MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
 FASHION_MNIST_MEAN, FASHION_MNIST_STD = 0.2860, 0.3530
 """Likewise of Fashion-MNIST (Xiao, Rasul & Vollgraf, 2017): 0.28604 and 0.35302."""
 
+MAX_VALUES = 2**31
+"""Values in a file, four times as many as the largest set of this form has (EMNIST "by class", 547 million)."""
+
 _UNSIGNED_BYTES = 8  # the type
+_MAX_DIMENSIONS = 32
+_GZIP_RATIO = 1032  # more than which deflate cannot pack (zlib's technical notes)
 
 
 def read_idx(path: Path) -> np.ndarray:
     """The values of an IDX file, uint8.
 
     Raises:
-        InputError: a file that cannot be read, that is not of this format, or that is shorter or longer than it says.
+        InputError: a file that cannot be read, that is not of this format, that is shorter or longer than it says, or
+            that holds more than ``MAX_VALUES``.
     """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with open_regular(path) as file:
+            size = path.stat().st_size
+            if path.suffix != ".gz":
+                return _values(file, path, size, size)
+            with gzip.open(file) as unpacked:
+                return _values(unpacked, path, _GZIP_RATIO * size)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
-    dimensions = content[3] if len(content) >= 4 else 0
-    start = 4 + 4 * dimensions
-    if content[:3] != bytes([0, 0, _UNSIGNED_BYTES]) or not dimensions or len(content) < start:
+
+
+def _values(file: BinaryIO | gzip.GzipFile, path: Path, most: int, size: int | None = None) -> np.ndarray:
+    """The values of an open file: the header first, then no more than it says.
+
+    Args:
+        file: read from its start.
+        path: of the file, for messages.
+        most: bytes that it can hold.
+        size: bytes that it holds, if that is known.
+    """
+    head = file.read(4)
+    dimensions = head[3] if len(head) == 4 else 0
+    lengths = file.read(4 * dimensions) if dimensions <= _MAX_DIMENSIONS else b""
+    if head[:3] != bytes([0, 0, _UNSIGNED_BYTES]) or not dimensions or len(lengths) < 4 * dimensions:
         raise InputError(f"{path} is not an IDX file of unsigned bytes.")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise InputError(
-            f"{path} is not whole: it should hold {'x'.join(map(str, shape))} values after the first {start} bytes, "
-            f"but holds {len(content) - start}."
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    shape, start = struct.unpack(f">{dimensions}I", lengths), 4 + 4 * dimensions
+    should = f"it should hold {'x'.join(map(str, shape))} values after the first {start} bytes"
+    count = math.prod(shape)
+    if size is not None and size - start != count:
+        raise InputError(f"{path} is not whole: {should}, but holds {size - start}.")
+    if count > most:
+        raise InputError(f"{path} is not whole: {should}, but cannot hold more than {most}.")
+    if count > MAX_VALUES:
+        raise InputError(f"{path} is too large: {should}, of which at most {MAX_VALUES} are read.")
+    values = np.empty(count, np.uint8)
+    view, found = values.data, 0
+    while found < count and (read := file.readinto(view[found:])):  # type: ignore[union-attr]  # both have it
+        found += read
+    if found < count or file.read(1):
+        raise InputError(f"{path} is not whole: {should}, but holds {found if found < count else 'more'}.")
+    return values.reshape(shape)
 
 
 def read_idx_images(images: Path, labels: Path, num_classes: int = 10) -> tuple[Tensor, Tensor]:
@@ -66,4 +100,4 @@ def read_idx_images(images: Path, labels: Path, num_classes: int = 10) -> tuple[
         raise InputError(f"{labels} should hold a label for each of {len(pixels)} images, has {list(classes.shape)}.")
     if classes.max() >= num_classes:
         raise InputError(f"{labels} holds the label {classes.max()}; labels run from 0 to {num_classes - 1}.")
-    return torch.from_numpy(pixels.copy())[:, None], torch.from_numpy(classes.astype(np.int64))
+    return torch.from_numpy(pixels)[:, None], torch.from_numpy(classes.astype(np.int64))

@@ -1,31 +1,36 @@
 """Lists that say which images or classes belong to a split: ``filename,label`` rows, or one class name a line."""
 
 import csv
-from collections.abc import Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+from swbn_lightning.data.files import require_regular, shown_text
 from swbn_lightning.data.listing import ImageListing
 from swbn_lightning.errors import InputError
 
 COLUMNS = ("filename", "label")
+
+MAX_LINES, MAX_LINE, MAX_CHARACTERS = 5_000_000, 20_000, 500_000_000
+"""Lines in a list, characters in one of them and in all. (ImageNet's 1.28 million images take 60 million.)"""
 
 
 def read_image_list(path: Path) -> list[tuple[str, str]]:
     """The rows of a csv file with the columns ``filename`` and ``label`` (others are passed over).
 
     Raises:
-        InputError: an unreadable file, no such columns, no rows, an empty cell, a file that is listed twice.
+        InputError: an unreadable file or one of absurd length, no such columns, no rows, an empty cell, a file that is
+            listed twice.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            columns = [name.strip() for name in reader.fieldnames or ()]
-            if not set(COLUMNS) <= set(columns):
-                raise InputError(
-                    f"{path} needs the columns {','.join(COLUMNS)}, but begins with {','.join(columns)!r}."
-                )
-            reader.fieldnames = columns
-            rows = [(row["filename"] or "", row["label"] or "", reader.line_num) for row in reader]
+        reader = csv.DictReader(_lines(path), skipinitialspace=True)
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        if not set(COLUMNS) <= set(columns):
+            begins = shown_text(",".join(columns))
+            raise InputError(f"{path} needs the columns {','.join(COLUMNS)}, but begins with {begins!r}.")
+        reader.fieldnames = columns
+        rows = [(row["filename"] or "", row["label"] or "", reader.line_num) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a list of images: {error}.") from error
     seen: dict[tuple[str, PurePosixPath], int] = {}
@@ -44,19 +49,33 @@ def read_class_list(path: Path) -> list[str]:
     """The class names of a text file, one a line; empty lines and lines that begin with ``#`` are passed over.
 
     Raises:
-        InputError: an unreadable file, no names, a name twice.
+        InputError: an unreadable file or one of absurd length, no names, a name twice.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.strip() for line in _lines(path)]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as a list of classes: {error}.") from error
     names = [line for line in lines if line and not line.startswith("#")]
     if not names:
         raise InputError(f"{path} lists no classes.")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{path} lists the class {twice} twice.")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"{path} lists the class {twice[0]} twice.")
     return names
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, with their ends; no file is so large, and no line so long, that it fills the memory."""
+    require_regular(path)
+    total = 0
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), start=1):
+            total += len(line)
+            if len(line) > MAX_LINE:
+                raise InputError(f"{path} is no list: line {number} has more than {MAX_LINE} characters.")
+            if number > MAX_LINES or total > MAX_CHARACTERS:
+                most = f"{MAX_LINES} lines and {MAX_CHARACTERS} characters"
+                raise InputError(f"{path} is too long for a list: at most {most} are read.")
+            yield line
 
 
 class Contained:
@@ -75,23 +94,33 @@ class Contained:
         """The path that ``name``, from the list ``source``, means; it need not exist.
 
         Raises:
-            InputError: it lies outside the root.
+            InputError: it lies outside the root, or cannot be a file's name.
         """
         self.require_relative(name, source)
         path = self.root / name
-        # Folders are resolved once: 60,000 images lie in a hundred of them.
-        if path.parent not in self._good_folders:
-            self._require_inside(path.parent, name, source)
-            self._good_folders.add(path.parent)
-        if path.is_symlink():
-            self._require_inside(path, name, source)
+        try:
+            # Folders are resolved once: 60,000 images lie in a hundred of them.
+            if path.parent not in self._good_folders:
+                self._require_inside(path.parent, name, source)
+                self._good_folders.add(path.parent)
+            if path.is_symlink():
+                self._require_inside(path, name, source)
+        except InputError:
+            raise
+        except OSError as error:  # it is too long
+            raise InputError(f"{source} names {shown_text(name)!r}, which cannot be a file: {error!s:.40}.") from error
         return path
 
     def require_relative(self, name: str, source: Path) -> None:
-        """Raise :class:`InputError` for an absolute name, or one with ``..``, in the words of any system."""
+        """Raise :class:`InputError` for an absolute name, or one with ``..``, in the words of any system.
+
+        For one with control characters too.
+        """
         windows = PureWindowsPath(name)
         if PurePosixPath(name).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
             raise InputError(f"{source} names {name!r}: names must be relative to {self.root}, without '..'.")
+        if any(unicodedata.category(character) == "Cc" for character in name):  # a zero byte, or what steers a terminal
+            raise InputError(f"{source} names {shown_text(name)!r}, which holds control characters.")
 
     def _require_inside(self, path: Path, name: str, source: Path) -> None:
         if not path.resolve().is_relative_to(self._resolved_root):
