@@ -21,6 +21,7 @@ from rich.text import Text
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.intervals import Interval, mean_interval, paired_difference
+from swbn_lightning.run_files import printable
 from swbn_lightning.runs import csv_text, output_file, write_output
 from swbn_lightning.saved_tests import SavedTest, find_tests
 
@@ -71,15 +72,15 @@ def main(args: Sequence[str]) -> None:
     options = _parser().parse_args(args)
     output = output_file(options.output, "the table", "comparison.csv") if options.output else None
     lines = compare(options.runs)
+    path = write_output(output, as_csv(lines)) if output is not None else None
     console = Console()
     for setting in dict.fromkeys(line.setting for line in lines):
         own = [line for line in lines if line.setting == setting]
         console.print(_table(setting, own))
         for note in _notes(own):
             console.print(note, highlight=False, markup=False, soft_wrap=True)
-    if output is not None:
-        path = write_output(output, as_csv(lines))
-        console.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+    if path is not None:
+        console.print(f"written: {printable(path)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def compare(runs: Sequence[str]) -> list[Comparison]:
@@ -87,12 +88,13 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
 
     Args:
         runs: two or more, each ``PATH`` or ``LABEL=PATH``: the folder of a test, a run (``runs/NAME``), or a folder of
-            runs that differ in their seeds alone. Of several tests of one training the newest counts.
+            runs that differ in their seeds alone. Of several tests of one seed the newest of the newest training
+            counts, by the times that the runs wrote down.
 
     Raises:
         InputError: fewer than two; a path without a test of episodes; a test whose training is not found; trainings
-            under one path that differ in more than the seed; no setting that all have; the same setting on other
-            episodes.
+            under one path that differ in more than the seed; several tests of which the newest is not known; no setting
+            that all have; the same setting on other episodes.
     """
     if len(runs) < 2:
         raise InputError(f"compare needs at least two runs, as in swbn compare runs/A runs/B; got {len(runs)}.")
@@ -145,7 +147,7 @@ def _contestant(run: str) -> Contestant:
     if not given or Path(run).exists():
         label, path = "", run
     folder = Path(path).expanduser()
-    return Contestant(label or str(path).rstrip("/"), find_tests(folder))
+    return Contestant(printable(label or path.rstrip("/")), find_tests(folder))
 
 
 def _check_same_episodes(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> None:

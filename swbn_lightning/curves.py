@@ -27,6 +27,7 @@ _AXES = {"loss": "loss", "accuracy": "accuracy, %"}
 _SPLITS = {"val": "validation", "train": "training"}
 _DASHES: dict[str, Literal["-", "--"]] = {"val": "-", "train": "--"}
 _FEW_POINTS = 25  # up to which each gets a marker
+MOST_POINTS = 2_000  # of a line; more than a picture has pixels
 
 
 class Group(NamedTuple):
@@ -69,13 +70,15 @@ class Accuracy(NamedTuple):
 
 
 def course(group: Group, quantity: str) -> list[Point]:
-    """A quantity's course over the runs of a group; values that are not finite are left out."""
-    values: dict[int, list[float]] = {}
-    for run in group.runs:
-        for x, value in run.get(quantity, {}).items():
-            if math.isfinite(value):
-                values.setdefault(x, []).append(value)
-    found = {x: mean_interval(own) for x, own in sorted(values.items())}
+    """A quantity's course over the runs of a group; values that are not finite are left out.
+
+    Of more than :data:`MOST_POINTS` as many, the first, the last and others in equal distances.
+    """
+    runs = [{x: v for x, v in run.get(quantity, {}).items() if math.isfinite(v)} for run in group.runs]
+    places = sorted({x for run in runs for x in run})
+    if len(places) > MOST_POINTS:
+        places = [places[round(n * (len(places) - 1) / (MOST_POINTS - 1))] for n in range(MOST_POINTS)]
+    found = {x: mean_interval([run[x] for run in runs if x in run]) for x in places}
     return [Point(x, own.mean, own.std, own.number) for x, own in found.items()]
 
 
@@ -144,7 +147,7 @@ def curves_csv(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> str
 
 def has_curves(groups: Sequence[Group], measure: str) -> bool:
     """Whether there is anything to draw of a measure."""
-    return any(course(group, quantity) for group in groups for quantity in MEASURES[measure])
+    return any(_has(group, quantity) for group in groups for quantity in MEASURES[measure])
 
 
 def accuracy_intervals(rows: Sequence[Accuracy]) -> Figure:
@@ -186,6 +189,10 @@ def accuracy_csv(rows: Sequence[Accuracy]) -> str:
             found = mean_interval([row.value for row in own])
             lines.append((label, setting, "mean", found.mean, None, found.std))
     return csv_text(("line", "setting", "run", "value", "ci95", "std"), lines)
+
+
+def _has(group: Group, quantity: str) -> bool:
+    return any(math.isfinite(value) for run in group.runs for value in run.get(quantity, {}).values())
 
 
 def _check(groups: Sequence[Group], measure: str, unit: str) -> None:
@@ -246,7 +253,7 @@ def _legend(groups: Sequence[Group], measures: Sequence[str]) -> list[Line2D]:
     ]
     for split, words in _SPLITS.items():
         quantities = [name for m in measures for name in MEASURES[m] if name.startswith(f"{split}/")]
-        if any(course(group, quantity) for group in groups for quantity in quantities):
+        if any(_has(group, quantity) for group in groups for quantity in quantities):
             face = "#555555" if split == "val" else "white"
             lines.append(
                 Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, marker="o", markersize=4,

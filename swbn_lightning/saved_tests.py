@@ -1,18 +1,31 @@
 """Tests of episodes as runs left them: read back without running anything of theirs."""
 
-import csv
-import json
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-import yaml
-
+from swbn_lightning.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import (
+    csv_rows,
+    finite,
+    folders_with,
+    has_file,
+    printable,
+    read_json,
+    read_settings,
+    reading,
+    whole,
+)
 from swbn_lightning.runs import CONFIG_FILE, EPISODES_FILE, RESULTS_FILE, TRAINING_FILE, find_source, run_of
 
+Run = TypeVar("Run")
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
 # Settings that a training does not depend on, or that only name it.
 _FREE = ("seed_everything", "run", "ckpt_path", "config", "data.init_args.test", "data.init_args.root", "weights_only")
 
@@ -30,32 +43,85 @@ class SavedTest:
     episodes_id: str  # equal where episode i is of the same images
     accuracies: tuple[float, ...]
 
+    def age(self) -> "Age":
+        """What tells whether it is the newest of several."""
+        results, environment = _told(self.folder)
+        return Age(self.folder, repr(results), when(*_told(self.training)), when(results, environment))
+
+
+class Age(NamedTuple):
+    """What tells whether a test is the newest of several, or a training."""
+
+    folder: Path
+    content: str  # equal of a run and its copy
+    trained: datetime | None  # when its training was, if that is known
+    tested: datetime | None
+
+    @property
+    def times(self) -> tuple[datetime | None, datetime | None]:
+        """By which it is sorted: a test of a newer training is newer, whenever it was made."""
+        return self.trained or self.tested, self.tested
+
+
+def newest(runs: Sequence[Run], age: Callable[[Run], Age]) -> Run:
+    """The newest test of the newest training, by what the runs say of themselves: files that were copied are newer.
+
+    Raises:
+        InputError: it cannot be told.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    found = {own.content: (own, run) for run in reversed(runs) for own in (age(run),)}  # of a run and its copy one
+    ages = sorted((own for own, _ in found.values()), key=lambda own: [time or _NEVER for time in own.times])
+    unknown = next((own for own in ages if None in own.times), None)
+    doubtful = [unknown, *(own for own in ages if own is not unknown)] if unknown else ages[::-1]
+    if len(ages) > 1 and (unknown or doubtful[0].times == doubtful[1].times):
+        first, second = (printable(own.folder) for own in doubtful[:2])
+        raise InputError(
+            f"it cannot be told which of {first} and {second} is newer: of one neither {RESULTS_FILE} says when it "
+            f"'ended' nor {ENVIRONMENT_FILE} when it 'started', or both have the same time; delete one, or name the "
+            "version"
+        )
+    return found[ages[-1].content][1]
+
+
+def when(results: Mapping[str, Any], environment: Mapping[str, Any]) -> datetime | None:
+    """When a run ended or, if its results do not say so, when it started; None where that is not known either."""
+    for text in (results.get("ended"), environment.get("started")):
+        with contextlib.suppress(TypeError, ValueError):  # no text, or no time
+            found = datetime.fromisoformat(text)  # type: ignore[arg-type]
+            return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return None
+
 
 def find_tests(path: Path) -> dict[str, list[SavedTest]]:
     """Tests of episodes in a folder and below, by setting; of each training seed the newest, seeds in order.
 
     Raises:
         InputError: no such folder, none of a test of episodes in it, an unreadable file, a test whose training is not
-            found and of which it kept no settings, or trainings that differ in more than their seeds.
+            found and of which it kept no settings, trainings that differ in more than their seeds, or several tests of
+            which the newest is not known.
     """
     if not path.is_dir():
         raise InputError(f"compare: {path} does not exist or is not a folder; give a tested run, as runs/NAME.")
-    files = sorted(path.rglob(RESULTS_FILE), key=lambda file: (file.stat().st_mtime, file.as_posix()))
-    tests = [test for file in files if (test := _read(file.parent)) is not None]
+    folders = sorted(folders_with(path, (RESULTS_FILE,)))
+    tests = [test for folder in folders if (test := _read(folder)) is not None]
     if not tests:
         raise InputError(
-            f"compare: {path} holds no test of episodes ({len(files)} {RESULTS_FILE}, none with {EPISODES_FILE} "
+            f"compare: {path} holds no test of episodes ({len(folders)} {RESULTS_FILE}, none with {EPISODES_FILE} "
             "beside it). `swbn test --config FILE --ckpt_path RUN` of a few-shot run writes them."
         )
     found: dict[str, list[SavedTest]] = {}
     for test in tests:
         found.setdefault(test.setting, []).append(test)
-    newest: dict[str, list[SavedTest]] = {}
+    chosen: dict[str, list[SavedTest]] = {}
     for setting, own in found.items():
         _check_that_seeds_alone_differ(path, setting, own)  # all: an older training of the same seed may be another one
-        by_seed = {test.seed: test for test in own}  # oldest first: a newer one takes the place
-        newest[setting] = [by_seed[seed] for seed in sorted(by_seed)]
-    return newest
+        by_seed: dict[int, list[SavedTest]] = {}
+        for test in own:
+            by_seed.setdefault(test.seed, []).append(test)
+        chosen[setting] = [newest(by_seed[seed], SavedTest.age) for seed in sorted(by_seed)]
+    return chosen
 
 
 def setting_words(row: Mapping[str, Any]) -> str:
@@ -69,34 +135,43 @@ def setting_words(row: Mapping[str, Any]) -> str:
 
 
 def read_episodes(folder: Path) -> tuple[float, ...]:
-    """The accuracy of every episode of the evaluation in a run's folder; none where it saved none.
+    """The accuracy of every episode of the evaluation in a run's folder, by its number; none where it saved none.
 
     Raises:
         InputError: a file that is not such a list.
     """
     file = folder / EPISODES_FILE
-    if not file.is_file():
+    if not has_file(folder, (EPISODES_FILE,)):
         return ()
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            return tuple(float(row["accuracy"]) for row in csv.DictReader(lines))
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{file} is not a list of episodes with their accuracies ({error}).") from error
+    found: dict[int, tuple[int, float]] = {}
+    with reading(file):
+        for line, row in csv_rows(file, ("episode", "accuracy")):
+            episode, accuracy = row["episode"], finite(row["accuracy"])
+            if not (episode.isascii() and episode.isdecimal()):
+                raise InputError(f"line {line}: {episode!r} is not the number of an episode")
+            if accuracy is None or not 0 <= accuracy <= 1:
+                raise InputError(f"line {line}: the accuracy {row['accuracy']!r} is not a number from 0 to 1")
+            if (number := whole(episode)) in found:
+                raise InputError(f"line {line}: episode {number} stands in line {found[number][0]}, too")
+            found[number] = line, accuracy
+        for number, (line, _) in found.items():
+            if number >= len(found):
+                raise InputError(f"line {line}: episode {number} of {len(found)}, which should be numbered from 0")
+    return tuple(found[number][1] for number in range(len(found)))
 
 
 def _read(folder: Path) -> SavedTest | None:
     accuracies = read_episodes(folder)
     if not accuracies:
         return None
-    try:
-        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    with reading(folder / RESULTS_FILE):
+        results = read_json(folder / RESULTS_FILE)
         (row,) = results["results"]
         checkpoint = results["tested_checkpoint"] or str(folder / results["best_checkpoint"])
+        if not isinstance(checkpoint, str):
+            raise InputError(f"its tested_checkpoint is {checkpoint!r}, not a path")
         episodes_id, told = row["episodes_id"], row["episodes"]
-        setting = setting_words(row)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{folder / RESULTS_FILE} is not what a test of episodes writes: {reason}.") from error
+        setting = printable(setting_words(row))
     if told != len(accuracies):
         raise InputError(f"{folder / EPISODES_FILE} holds {len(accuracies)} episodes, {RESULTS_FILE} says {told}.")
     training, config = _training(folder, results, checkpoint)
@@ -111,19 +186,20 @@ def _training(folder: Path, results: dict[str, Any], checkpoint: str) -> tuple[P
 
     The test's own settings never stand for those of a run: its seed says nothing of the training's.
     """
-    own = _config(folder / CONFIG_FILE)
+    own = _config(folder, CONFIG_FILE)
     if not results["tested_checkpoint"]:  # it lies in this very folder
         return folder, own
     near = results.get("tested_run")
-    if isinstance(near, str) and (folder / TRAINING_FILE).is_file():
-        return Path(os.path.normpath(folder / near)), _config(folder / TRAINING_FILE)
+    if isinstance(near, str) and has_file(folder, (TRAINING_FILE,)):
+        return Path(os.path.normpath(folder / near)), _config(folder, TRAINING_FILE)
     written = run_of(checkpoint)
     if written is None or results.get("tested_run", "") is None:
         return None, own
-    found = find_source(folder, results, own, _runs_near(folder, written))  # results of before there was that copy
+    with reading(folder / RESULTS_FILE):  # from before there was that copy
+        found = find_source(folder, results, own, _runs_near(folder, written))
     if found is not None:
-        return found, _config(found / CONFIG_FILE)
-    if Path(checkpoint).is_file() and not any((written / name).is_file() for name in (CONFIG_FILE, RESULTS_FILE)):
+        return found, _config(found, CONFIG_FILE)
+    if has_file(Path(), (checkpoint,)) and not has_file(written, (CONFIG_FILE, RESULTS_FILE)):
         return None, own
     raise InputError(
         f"compare: {folder} is a test of {checkpoint}, and the {CONFIG_FILE} of that run, with its seed and settings, "
@@ -137,24 +213,18 @@ def _runs_near(folder: Path, written: Path) -> set[Path]:
     here, parts = folder.resolve(), [part for part in written.parts if part != written.anchor]
     tails = [Path(*parts[-count:]) for count in range(1, len(parts) + 1)]
     places = {written.resolve(), *((above / tail).resolve() for above in here.parents for tail in tails)} - {here}
-    return {place for place in places if (place / CONFIG_FILE).is_file() and not (place / EPISODES_FILE).is_file()}
+    return {place for place in places if has_file(place, (CONFIG_FILE,)) and not has_file(place, (EPISODES_FILE,))}
 
 
-def _config(file: Path) -> dict[str, Any]:
+def _config(folder: Path, name: str) -> dict[str, Any]:
     """Settings, flat; none where there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise InputError(f"{file} cannot be read: {error}.") from error
-    return _flat(content) if isinstance(content, dict) else {}
+    return read_settings(folder / name) if has_file(folder, (name,)) else {}
 
 
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        return {key: value}
-    return {name: v for k, inner in value.items() for name, v in _flat(inner, f"{key}.{k}" if key else str(k)).items()}
+def _told(folder: Path) -> list[dict[str, Any]]:
+    """What a run's results and its environment say; nothing where it has none."""
+    names = (RESULTS_FILE, ENVIRONMENT_FILE)
+    return [read_json(folder / name) if has_file(folder, (name,)) else {} for name in names]
 
 
 def _is_free(key: str) -> bool:
@@ -174,9 +244,10 @@ def _check_that_seeds_alone_differ(path: Path, setting: str, tests: list[SavedTe
             )
     for test in tests[1:]:
         keys = first.config.keys() | test.config.keys()
-        differing = sorted(key for key in keys if first.config.get(key) != test.config.get(key))
+        pairs = {key: (first.config.get(key), test.config.get(key)) for key in keys}
+        differing = sorted(key for key, (a, b) in pairs.items() if a != b and repr(a) != repr(b))  # NaN is not itself
         if differing or test.episodes_id != first.episodes_id:
-            shown = [f"{key}: {first.config.get(key)!r} and {test.config.get(key)!r}" for key in differing[:4]]
+            shown = ["{}: {!r} and {!r}".format(key, *pairs[key])[:200] for key in differing[:4]]
             raise InputError(
                 f"compare: {path} holds different trainings tested as {setting}: {first.training} and {test.training} "
                 f"({'; '.join(shown) or 'other test episodes'}). Runs under one path may differ in their seeds alone; "

@@ -1,6 +1,7 @@
 """Comparisons of runs on the same episodes: against numpy, and what cannot be compared."""
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cli import main
 from swbn_lightning.compare import compare
 from swbn_lightning.errors import InputError
 
+MADE = itertools.count(10)  # what is made later ended later
 T_29, T_1 = 2.045229642, 12.706204736  # Student's t at 97.5%, 29 and 1 degrees of freedom
 
 
@@ -32,6 +34,7 @@ def saved(root, name, accuracies, seed=0, version=1, **changed):
         "episodes_id": "same", **changed,
     }  # fmt: skip
     results = {"results": [row], "tested_checkpoint": str(run / "version_0" / "checkpoints" / "best.ckpt")}
+    results["ended"] = f"2026-01-01T00:00:00.{next(MADE):06}+00:00"
     (run / f"version_{version}" / "results.json").write_text(json.dumps(results))
     lines = ["episode,accuracy", *(f"{i},{value!r}" for i, value in enumerate(map(float, accuracies))), ""]
     (run / f"version_{version}" / "episodes.csv").write_text("\n".join(lines))
@@ -77,7 +80,7 @@ def test_seeds_of_a_run_lie_under_one_path(tmp_path):
 
 
 def test_the_shared_seeds_are_paired(tmp_path):
-    values = {seed: episodes(seed) for seed in (0, 1, 2)}
+    values = {seed: episodes(seed) / 2 for seed in (0, 1, 2)}
     for seed in (0, 1):
         saved(tmp_path / "a", f"seed{seed}", values[seed], seed=seed, norm="a")
     for seed in (1, 2):
@@ -200,10 +203,10 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         ([a, str(tmp_path / "other")], "tested on other episodes"),
         ([a, str(tmp_path / "shots")], "no test in common"),
         ([a, str(tmp_path / "mixed")], "model.norm: 'bn' and 'swbn-fro'"),
-        ([a, str(tmp_path / "renewed")], "model.norm: 'bn' and 'swbn-fro'"),
+        ([a, str(tmp_path / "renewed")], "model.norm: 'swbn-fro' and 'bn'"),
         ([a, str(tmp_path / "short")], "holds 1 episodes, results.json says 30"),
-        ([a, str(tmp_path / "broken")], "is not what a test of episodes writes"),
-        ([a, str(tmp_path / "garbage")], "is not a list of episodes"),
+        ([a, str(tmp_path / "broken")], "results.json cannot be read"),
+        ([a, str(tmp_path / "garbage")], "episodes.csv cannot be read: it lacks the column 'episode'"),
     ]
     for words, message in cases:
         with pytest.raises(SystemExit) as stopped:

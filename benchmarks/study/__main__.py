@@ -68,6 +68,7 @@ class Study:
         names = short_names([cell.experiment.path for cell in cells])
         self._labels = [cell.label(names[cell.experiment.path]) for cell in cells]
         self.failures: dict[str, str] = {}
+        self._environments: dict[int, str] = {}
         self._rows: dict[int, list[Observation]] = {}  # by the cell's number, of those that are done
 
     def run(self) -> None:
@@ -86,10 +87,14 @@ class Study:
         except Busy:
             _say(f"{place}: another process is at work on it")
             return False
-        except RunFailed as error:
-            self.failures[self._labels[number]] = str(error)
-            outcome = str(error)
-        rows = observe(cell, self.reach)
+        except (RunFailed, InputError) as error:
+            self.failures[self._labels[number]] = outcome = str(error)
+        try:
+            rows = observe(cell, self.reach)
+            self._environments[number] = as_line(read_environment(cell)) if rows else ""
+        except InputError as error:  # a file of a run that is not what a run writes
+            self.failures[self._labels[number]] = outcome = str(error)
+            rows = []
         _say(", ".join([f"{place}: {outcome}", *(f"{r.setting or r.metric} {100 * r.value:.2f} %" for r in rows)]))
         if rows:
             self._rows[number] = rows
@@ -104,9 +109,8 @@ class Study:
         if self.failures:
             reasons = [f"- {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]
             parts.append("\n".join(["Not finished:\n", *reasons, ""]))
-        done = [self.cells[number] for number in self._rows]
         parts += [f"`python -m benchmarks.study {shlex.join(self.words)}`\n"]
-        parts += dict.fromkeys(as_line(read_environment(cell)) for cell in done)
+        parts += dict.fromkeys(self._environments[number] for number in self._rows)
         return "\n".join(parts)
 
     def draw(self) -> list[Path]:

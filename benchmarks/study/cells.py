@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import classification
 import fewshot
 from benchmarks.variants import Variant
 from fewshot.module import EpisodicModule
 from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import read_yaml
 
 # What the paper's tables call them (paper_results.csv).
 METHODS = {"MatchingNetwork": "MN", "PrototypicalNetwork": "PN", "CrossAttentionNetwork": "CAN"}
@@ -51,10 +50,11 @@ class Experiment:
             InputError: no such file, or one that does not say which model and data by ``class_path``.
         """
         try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise InputError(f"configuration {path} cannot be read: {error}") from error
-        parts = [content.get(part) if isinstance(content, dict) else None for part in ("model", "data")]
+            empty = Path(path).is_file() and not Path(path).stat().st_size
+            content = {} if empty else read_yaml(Path(path))
+        except InputError as error:
+            raise InputError(f"configuration {error}") from error
+        parts = [content.get(part) for part in ("model", "data")]
         if not all(isinstance(part, dict) and "class_path" in part for part in parts):
             raise InputError(f"configuration {path} must give model and data, each with class_path and init_args.")
         return cls(path, content)

@@ -11,8 +11,10 @@ from typing import Any
 
 from benchmarks.study.cells import Cell, Test
 from benchmarks.study.runs import chosen_checkpoint, finished_fit, finished_test, logged, read_results
+from swbn_lightning.errors import InputError
 from swbn_lightning.paper import PaperFigure, find_paper_figure
-from swbn_lightning.runs import run_versions
+from swbn_lightning.run_files import finite, reading
+from swbn_lightning.runs import RESULTS_FILE, run_versions
 from swbn_lightning.saved_tests import read_episodes
 
 # Of a test's results: the metric's name here, and in the paper's tables.
@@ -75,11 +77,15 @@ def observe(cell: Cell, reach: float | None) -> list[Observation]:
     Args:
         cell: what.
         reach: the accuracy to which epochs are counted, a fraction; None for none.
+
+    Raises:
+        InputError: a file that is not what a run writes.
     """
     fitted = finished_fit(cell)
     if fitted is None:
         return []
-    training = _training(cell, fitted, reach)
+    with reading(fitted / RESULTS_FILE):
+        training = _training(cell, fitted, reach)
     rows = []
     for test in cell.tests:
         folder = finished_test(cell, test)
@@ -101,7 +107,7 @@ def _training(cell: Cell, fitted: Path, reach: float | None) -> dict[str, Any]:
     """The columns that all tests of a training share."""
     versions = run_versions(cell.folder)
     told = read_results(fitted) or {}
-    seconds = told["epoch_seconds"]
+    seconds = [value for value in map(finite, told["epoch_seconds"]) if value is not None]
     time = _paper_figure(cell, "epoch_time")
     split, accuracies = "val", logged(versions, "val/accuracy")
     if not accuracies:
@@ -122,7 +128,7 @@ def _training(cell: Cell, fitted: Path, reach: float | None) -> dict[str, Any]:
         "epoch_seconds": statistics.median(seconds) if seconds else None,
         "paper_epoch_seconds": _seconds(time) if time else None,
         # Of a training in several parts the first ones are not known.
-        "fit_seconds": told["fit_seconds"] if len(versions) == 1 else None,
+        "fit_seconds": finite(told["fit_seconds"]) if len(versions) == 1 else None,
         "continued": len(versions) - 1,
         "run": str(fitted),
         "checkpoint": str(chosen_checkpoint(cell)),
@@ -130,11 +136,16 @@ def _training(cell: Cell, fitted: Path, reach: float | None) -> dict[str, Any]:
 
 
 def _of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> list[Observation]:
+    with reading(folder / RESULTS_FILE):
+        return _rows_of_test(cell, test, folder, training)
+
+
+def _rows_of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> list[Observation]:
     (result,) = (read_results(folder) or {})["results"]
     few_shot = "ways" in result
     setting = f"{result['ways']}W{result['shots']}S" if few_shot else ""
     ends: dict[str, Any] = {
-        f"{key}_{end}": result[key][number] if key in result else None
+        f"{key}_{end}": finite(result[key][number]) if key in result else None
         for key in ("distance", "rms")
         for number, end in enumerate(("start", "end"))
     }
@@ -142,6 +153,8 @@ def _of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> 
     for metric, (key, names) in METRICS.items():
         if key not in result:
             continue
+        if finite(result[key]) is None:
+            raise InputError(f"its {key} is {result[key]!r}, not a number")
         columns = {"setting": setting, "method": cell.experiment.method} if few_shot else {}
         found = [figure for name in names if (figure := _paper_figure(cell, name, **columns))]
         value = found[0].value if found else None

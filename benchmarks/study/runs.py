@@ -1,6 +1,5 @@
 """Running a cell: each command in a process of its own, once, whatever was killed before."""
 
-import csv
 import fcntl
 import json
 import shutil
@@ -12,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from benchmarks.environment import environment
 from benchmarks.study.cells import Cell, Test
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs import RESULTS_FILE, find_checkpoint, run_versions, write_whole
+from swbn_lightning.report_page.folders import METRICS_FILE, read_metrics
+from swbn_lightning.run_files import has_file, read_json, read_yaml
+from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE, find_checkpoint, run_versions, write_whole
 
 CLI = Path(__file__).parents[2] / "cli.py"
 OUTPUT_FILE = "output.txt"  # what the commands of a cell printed
@@ -90,7 +90,7 @@ def finished_fit(cell: Cell) -> Path | None:
     """The folder of the training that came to its end, if one did."""
     for folder in reversed(run_versions(cell.folder)):
         found = read_results(folder)
-        if found and found["command"] == "fit" and found.get("completed"):
+        if found and found.get("command") == "fit" and found.get("completed"):
             return folder
     return None
 
@@ -103,7 +103,7 @@ def finished_test(cell: Cell, test: Test) -> Path | None:
     wanted = chosen_checkpoint(cell).parts[-3:]  # so that the folder of the runs may be moved
     for folder in reversed(folders):
         found = read_results(folder) or {}
-        if found["command"] == "test" and Path(found["tested_checkpoint"] or "").parts[-3:] == wanted:
+        if found.get("command") == "test" and Path(str(found.get("tested_checkpoint"))).parts[-3:] == wanted:
             return folder
     return None
 
@@ -118,7 +118,8 @@ def chosen_checkpoint(cell: Cell) -> Path:
     candidates = [path for version in run_versions(cell.folder) for path in _kept(version)]
     if not candidates:
         return find_checkpoint(folder, "last")
-    monitored = _yaml(folder).get("checkpoint") or {}
+    monitored = read_yaml(folder / CONFIG_FILE).get("checkpoint")
+    monitored = monitored if isinstance(monitored, dict) else {}
     sign = -1 if monitored.get("mode") == "min" else 1
     scores = {path: _score(path, monitored.get("monitor")) for path in candidates} if len(candidates) > 1 else {}
     known = {path: sign * score for path, score in scores.items() if score is not None}
@@ -129,27 +130,21 @@ def logged(versions: Sequence[Path], name: str) -> dict[int, float]:
     """A quantity of ``metrics.csv`` by epoch; of an epoch that was run twice the later value."""
     values: dict[int, float] = {}
     for folder in versions:
-        path = folder / "metrics.csv"
-        if not path.is_file():
-            continue
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                try:
-                    values[int(row.get("epoch") or "")] = float(row.get(name) or "")
-                except ValueError:
-                    continue  # another quantity's row; or the end of a file whose writer was killed
+        if has_file(folder, (METRICS_FILE,)):
+            series = read_metrics(folder / METRICS_FILE, [name])["epoch"].get(name, {})
+            values |= {trained - 1: value for trained, value in series.items()}
     return values
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
     """``results.json`` of a run's folder, if it is there."""
-    path = folder / RESULTS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json(folder / RESULTS_FILE) if has_file(folder, (RESULTS_FILE,)) else None
 
 
 def read_environment(cell: Cell) -> dict[str, Any]:
     """Device and versions with which the cell's training was begun."""
-    return json.loads((cell.folder / SETTINGS_FILE).read_text(encoding="utf-8"))["environment"]
+    found = read_json(cell.folder / SETTINGS_FILE).get("environment")
+    return found if isinstance(found, dict) else {}
 
 
 def _fit(cell: Cell, lock: int) -> int:
@@ -187,8 +182,8 @@ def _kept(folder: Path) -> list[Path]:
     """The best checkpoint of a run that ended; of one that was killed what it had kept by then."""
     found = read_results(folder)
     if found is not None:
-        best = folder / (found["best_checkpoint"] or "-")
-        return [best] if best.is_file() else []
+        best = str(found.get("best_checkpoint") or "-")
+        return [folder / best] if has_file(folder, (best,)) else []
     return [path for path in sorted((folder / "checkpoints").glob("*.ckpt")) if path.name != "last.ckpt"]
 
 
@@ -198,10 +193,6 @@ def _score(checkpoint: Path, monitor: str | None) -> float | None:
     except Exception:  # half a file, whose writer was killed, raises almost anything
         return None
     return logged([checkpoint.parents[1]], monitor or "").get(epoch)
-
-
-def _yaml(folder: Path) -> dict[str, Any]:
-    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
 
 
 @contextmanager

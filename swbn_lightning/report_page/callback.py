@@ -5,6 +5,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 
 from swbn_lightning.report_page.page import REPORT_FILE, write_report
+from swbn_lightning.run_files import printable
 
 
 class ReportPage(pl.Callback):
@@ -34,4 +35,4 @@ class ReportPage(pl.Callback):
             return
         for logger in trainer.loggers:
             logger.save()  # otherwise done after this
-        print(f"report: {write_report([self._folder], self._folder / REPORT_FILE)}")
+        print(f"report: {printable(write_report([self._folder], self._folder / REPORT_FILE))}")

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from swbn_lightning.report_page.page import write_report
+from swbn_lightning.run_files import printable
 
 
 def main(args: Sequence[str]) -> None:
@@ -14,7 +15,7 @@ def main(args: Sequence[str]) -> None:
         SystemExit: 2 for arguments that cannot be understood, 0 after ``--help``.
     """
     options = _parser().parse_args(args)
-    print(f"report: {write_report(options.runs, options.output)}")
+    print(f"report: {printable(write_report(options.runs, options.output))}")
 
 
 def _parser() -> argparse.ArgumentParser:

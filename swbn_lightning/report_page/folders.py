@@ -1,26 +1,44 @@
 """The run folders that a path means, and what stands in one. Reading a run runs none of its code."""
 
-import csv
-import json
+import contextlib
 import math
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
+from swbn_lightning.curves import MEASURES
 from swbn_lightning.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
-from swbn_lightning.report_page.nested import flatten
+from swbn_lightning.run_files import (
+    UnreadableFile,
+    csv_rows,
+    finite,
+    folders_with,
+    has_file,
+    printable,
+    read_json,
+    read_settings,
+    reading,
+    whole,
+)
 from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE, TRAINING_FILE
+from swbn_lightning.saved_tests import when
+from swbn_lightning.whiteness.plots import STAGES
 from swbn_lightning.whiteness.records import MEAN, WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness
 
 METRICS_FILE = "metrics.csv"
 STUDY_FILE = "study.csv"
 _FILES = (RESULTS_FILE, CONFIG_FILE, METRICS_FILE, WHITENESS_FILE, ENVIRONMENT_FILE)
 _TIMES = ("epoch", "step")
+_DRAWN = tuple(name for names in MEASURES.values() for name in names)
+_MOST_HEATMAPS = 24  # of one run
+_ROUNDED = 1.01  # a correlation may be, in half precision
+_MOST_MEASURED = 2_000_000  # layers times epochs
+_MOST_SAID = 1_000  # values in environment.json
 Found = TypeVar("Found")
 Series = dict[int, float]
 
@@ -55,9 +73,9 @@ class RunFolder:
         return self.environment.get("stage") == "predict"
 
     @property
-    def started(self) -> str:
-        """When, as a text that sorts by time; empty, and so first, for a run from before that was written."""
-        return str(self.environment.get("started") or "")
+    def when(self) -> datetime | None:
+        """When it ended or, where that is not known, started."""
+        return when(self.results, self.environment)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -90,41 +108,60 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     return list(found.values())
 
 
+def broken_studies(paths: Iterable[str | Path]) -> list[str]:
+    """What is wrong with the tables of studies, which may name runs elsewhere."""
+    told = []
+    for path in paths:
+        try:
+            _named_by_study(Path(path).expanduser() / STUDY_FILE)
+        except UnreadableFile as error:
+            told.append(str(error))
+    return told
+
+
 def read_run(path: Path) -> RunFolder:
     """Read a run's folder, and never fail: what cannot be read is told in ``problems``."""
     run = RunFolder(path)
-    run.results = _try(run, RESULTS_FILE, _read_json) or {}
-    run.config = _try(run, CONFIG_FILE, _read_config) or {}
-    run.environment = _try(run, ENVIRONMENT_FILE, _read_json) or {}
-    if (path / TRAINING_FILE).is_file():
-        run.training = _try(run, TRAINING_FILE, _read_config) or {}
+    run.results = _try(run, RESULTS_FILE, read_json) or {}
+    run.config = _try(run, CONFIG_FILE, read_settings) or {}
+    run.environment = _try(run, ENVIRONMENT_FILE, lambda file: read_json(file, _MOST_SAID)) or {}
+    if has_file(path, (TRAINING_FILE,)):
+        run.training = _try(run, TRAINING_FILE, read_settings) or {}
     if run.trained:
         run.metrics = _try(run, METRICS_FILE, read_metrics) or {}
         run.whiteness = _try(run, WHITENESS_FILE, _read_whiteness) or []
-    for file in sorted(path.glob("heatmap_*.csv")):
-        maps = _try(run, file.name, read_heatmap)
+    files = sorted(file.name for file in path.glob("heatmap_*.csv"))
+    if len(files) > _MOST_HEATMAPS:
+        run.problems.append(f"{len(files) - _MOST_HEATMAPS} further heatmaps are only in the folder")
+    for name in files[:_MOST_HEATMAPS]:
+        maps = _try(run, name, _read_heatmap)
         if maps:
-            run.heatmaps[file.stem.removeprefix("heatmap_")] = maps
+            run.heatmaps[printable(name[len("heatmap_") : -len(".csv")])] = maps
     return run
 
 
-def read_metrics(path: Path) -> dict[str, dict[str, Series]]:
-    """The quantities of a ``metrics.csv`` by ``"epoch"`` and by ``"step"``, counted as trained (from 1).
+def read_metrics(path: Path, names: Collection[str] = _DRAWN) -> dict[str, dict[str, Series]]:
+    """Quantities of a ``metrics.csv`` by ``"epoch"`` and by ``"step"``, counted as trained (from 1).
 
     Of an epoch or step that stands there several times, the later value. A line that was never finished is left out.
+
+    Args:
+        path: of the file.
+        names: of the quantities; those of :data:`~swbn_lightning.curves.MEASURES`.
+
+    Raises:
+        InputError: another file, or one that is too large.
     """
     found: dict[str, dict[str, Series]] = {time: {} for time in _TIMES}
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]  # the writer may have been killed in the middle of a line
-    for row in csv.DictReader(whole.splitlines()):
-        if None in row or None in row.values():  # more or fewer cells than columns
-            continue
-        for time in _TIMES:
-            x = _number(row.get(time, ""))
-            for name, cell in row.items():
-                value = _number(cell) if name not in _TIMES else None
-                if x is not None and value is not None:
-                    found[time].setdefault(name, {})[int(x) + 1] = value
+    for _, row in csv_rows(path, log=True):
+        known = [(name, value) for name in names if (cell := row.get(name)) and (value := finite(cell)) is not None]
+        for time in _TIMES if known else ():
+            try:
+                x = whole(row.get(time, "")) + 1
+            except InputError:  # a quantity without it
+                continue
+            for name, value in known:
+                found[time].setdefault(name, {})[x] = value
     return found
 
 
@@ -135,9 +172,10 @@ def _runs_below(path: Path) -> list[Path]:
         raise InputError(f"{path} is a file; give the run's folder, as runs/NAME/version_0.")
     if _is_run(path):
         return [path]
-    own = {folder.resolve(): folder for folder in path.rglob("*") if folder.is_dir() and _is_run(folder)}
-    for folder in _named_by_study(path / STUDY_FILE):
-        own.setdefault(folder.resolve(), folder)
+    own = {folder.resolve(): folder for folder in folders_with(path, _FILES)}
+    with contextlib.suppress(*([UnreadableFile] if own else [])):  # of which broken_studies tells
+        for folder in _named_by_study(path / STUDY_FILE):
+            own.setdefault(folder.resolve(), folder)
     return sorted(own.values(), key=_natural)
 
 
@@ -145,16 +183,12 @@ def _named_by_study(file: Path) -> list[Path]:
     """The folders of a study's runs and tests: it may keep its table in another folder than its runs."""
     if not file.is_file():
         return []
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            named = [row.get(key) or "" for row in csv.DictReader(lines) for key in ("run", "test")]
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{file} cannot be read: {error}.") from error
+    named = [row.get(key) or "" for _, row in csv_rows(file) for key in ("run", "test")]
     return [folder for name in dict.fromkeys(named) if name and _is_run(folder := Path(name))]
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _FILES)
+    return has_file(folder, _FILES)
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:
@@ -165,41 +199,31 @@ def _natural(path: Path) -> list[tuple[bool, int, str]]:
 
 def _try(run: RunFolder, name: str, read: Callable[[Path], Found]) -> Found | None:
     path = run.path / name
-    if not path.is_file():
+    if not os.path.lexists(path):
         run.problems.append(f"{name} is missing")
         return None
     try:
-        return read(path)
-    except Exception as error:  # a file that was cut short or comes from elsewhere raises almost anything
-        reason = " ".join(str(error).split())[:200]
-        run.problems.append(f"{name} cannot be read ({reason or type(error).__name__})")
+        with reading(path):
+            return read(path)
+    except UnreadableFile as error:
+        run.problems.append(f"{printable(name)} cannot be read ({error.reason})")
         return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise InputError(f"it holds a {type(content).__name__}, not a mapping")
-    return content
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise InputError(f"it holds a {type(content).__name__}, not a mapping")
-    return flatten(content)
 
 
 def _read_whiteness(path: Path) -> list[dict[str, Any]]:
     rows = read_whiteness(path)
     if rows and all(row["layer"] == MEAN for row in rows):
         raise InputError("it holds no layer")
-    return rows
+    if len({row["layer"] for row in rows}) * len({row["epoch"] for row in rows}) > _MOST_MEASURED:
+        raise InputError(f"it holds more than {_MOST_MEASURED} measurements")
+    # What is too large to be drawn is left out there, as what is not finite.
+    return [{key: math.nan if finite(v) is None and key != "layer" else v for key, v in row.items()} for row in rows]
 
 
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+def _read_heatmap(path: Path) -> dict[str, CorrelationMap]:
+    maps = read_heatmap(path)
+    if not maps.keys() <= set(STAGES):
+        raise InputError(f"it holds other matrices than {' and '.join(STAGES)}")
+    if any((found.correlation.abs() > _ROUNDED).any() for found in maps.values()):
+        raise InputError("it holds correlations above 1")
+    return maps

@@ -2,12 +2,12 @@
 
 import base64
 import html
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from swbn_lightning.run_files import finite
 from swbn_lightning.whiteness.plots import to_png
 
 # No network, no script: also if something slipped through, a browser would load and run nothing.
@@ -87,7 +87,8 @@ def page(title: str, *content: Any) -> str:
         ]
     )
     body = tag("body", tag("main", *content))
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n{body}\n</html>\n'
+    text = f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n{body}\n</html>\n'
+    return text.encode(errors="backslashreplace").decode()  # names of folders may hold what is no letter
 
 
 def table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Html:
@@ -131,7 +132,7 @@ NONE = Number("–")
 
 def number(value: Any, form: str = "{:.4g}", times: float = 1) -> Number:
     """A figure in a given form; a dash for what is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, str) or finite(value) is None:
         return NONE
     return Number(form.format(times * value))
 
@@ -148,7 +149,7 @@ def picture(figure: Figure, alternative: str, caption: Any = None) -> Html:
 
 def download(name: str, text: str, words: str) -> Html:
     """A link that saves a text, which is within the page, as a file."""
-    content = base64.b64encode(text.encode()).decode()
+    content = base64.b64encode(text.encode(errors="backslashreplace")).decode()
     return tag("a", words, download=name, href=f"data:text/csv;charset=utf-8;base64,{content}")
 
 

@@ -1,11 +1,13 @@
 """The report page: summary first, then what differs, pictures, and each run's details."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swbn_lightning.curves import (
     MEASURES,
+    MOST_POINTS,
     UNITS,
     accuracy_csv,
     accuracy_intervals,
@@ -15,7 +17,7 @@ from swbn_lightning.curves import (
 )
 from swbn_lightning.errors import InputError
 from swbn_lightning.report_page import tables
-from swbn_lightning.report_page.folders import find_runs, read_run
+from swbn_lightning.report_page.folders import broken_studies, find_runs, read_run
 from swbn_lightning.report_page.html import Html, dotted, download, join, page, picture, tag
 from swbn_lightning.report_page.trainings import (
     Training,
@@ -25,12 +27,13 @@ from swbn_lightning.report_page.trainings import (
     as_trainings,
     curve_groups,
 )
+from swbn_lightning.run_files import printable
 from swbn_lightning.runs import output_file, write_output
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
 # So many have pictures of their own, and so many lines can be told apart in one: pages of a big study stay usable.
-MOST_PICTURED, MOST_LINES = 8, 14
+MOST_PICTURED, MOST_LINES, MOST_HEATMAPS = 8, 14, 24
 _FEW = 3  # folders that are named in a line
 
 
@@ -56,39 +59,63 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
     if output is None:
         output = Path(paths[0]).expanduser() / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
     file = output_file(output, "the page", REPORT_FILE)
-    return write_output(file, render(as_trainings(runs), _name(paths)))
+    return write_output(file, render(as_trainings(runs), _name(paths), broken_studies(paths)))
 
 
-def render(trainings: Sequence[Training], name: str) -> str:
-    """The page about trainings and tests, as text."""
+def render(trainings: Sequence[Training], name: str, problems: Iterable[str] = ()) -> str:
+    """The page about trainings and tests, as text.
+
+    Args:
+        trainings: with what their folders hold.
+        name: of the page.
+        problems: that are of no single run.
+    """
     groups = as_groups(trainings)
     numbers = _plural(len([t for t in trainings if t.folders]), "training")
     tests = _plural(sum(len(t.tests) for t in trainings), "test")
     title = f"Report: {name}"
+    alone = len(trainings) == 1
+    summary = [
+        _whole("The table of runs", lambda: tables.summary(trainings)),
+        _whole("The table of means over seeds", lambda: tables.over_seeds(groups)),
+        _repeated(groups),
+    ]
     sections = [
-        _section("Settings that differ", tables.setting_differences(groups)),
-        _section("Accuracy", *_accuracy(groups)),
-        _section("Curves", *_curves(groups)),
-        _section("Whiteness", *_whiteness(trainings)),
-        _section("Correlations before and after training", *_heatmaps(trainings)),
-        _section("Each run", *(_details(training, alone=len(trainings) == 1) for training in trainings)),
+        _section("Settings that differ", lambda: [tables.setting_differences(groups)]),
+        _section("Accuracy", lambda: _accuracy(groups)),
+        _section("Curves", lambda: _curves(groups)),
+        _section("Whiteness", lambda: _whiteness(trainings)),
+        _section("Correlations before and after training", lambda: _heatmaps(trainings)),
+        _section("Each run", lambda: [_whole(t.label, partial(_details, t, alone)) for t in trainings]),
     ]
     return page(
         title,
         tag("h1", title),
         tag("p", f"{numbers}, {tests}. Accuracies of tests are of the classes or images that training never saw; ± is ",
             "the half-width of the 95% interval of one test.", class_="quiet"),
-        tables.summary(trainings),
-        tables.over_seeds(groups),
-        _repeated(groups),
-        _problems(trainings),
+        *summary,
+        _problems(trainings, problems),  # after what finds some
         *sections,
     )  # fmt: skip
 
 
-def _section(title: str, *content: Html | None) -> Html | None:
+def _section(title: str, make: Callable[[], Sequence[Html | None]]) -> Html | None:
     """Nothing where there is nothing to show."""
-    return join([tag("h2", title), *content]) if any(part is not None for part in content) else None
+
+    def made() -> Html | None:
+        content = make()
+        return join([tag("h2", title), *content]) if any(part is not None for part in content) else None
+
+    return _whole(title, made)
+
+
+def _whole(title: str, make: Callable[[], Html | None]) -> Html | None:
+    """A part of the page or, if it cannot be made for whatever reason, why: the other parts are shown."""
+    try:
+        return make()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+        return tag("p", tag("strong", title), f" cannot be shown ({reason}).", class_="notice", role="alert")
 
 
 def _repeated(groups: Sequence[TrainingGroup]) -> Html | None:
@@ -100,14 +127,14 @@ def _repeated(groups: Sequence[TrainingGroup]) -> Html | None:
     return tag("p", f"{words}seed the newest training, and of its tests the newest of each kind.", class_="quiet")
 
 
-def _problems(trainings: Sequence[Training]) -> Html | None:
-    places: dict[str, list[Html]] = {}
+def _problems(trainings: Sequence[Training], others: Iterable[str]) -> Html | None:
+    places: dict[str, list[Html]] = {problem: [] for problem in others}
     for run in {id(run): run for training in trainings for run in training.everything}.values():
         for problem in run.problems:
             places.setdefault(problem, []).append(tag("code", dotted(str(run.path))))
     if not places:
         return None
-    rows = [tag("li", f"{problem}: ", _listed(folders)) for problem, folders in places.items()]
+    rows = [tag("li", f"{problem}: " if folders else problem, _listed(folders)) for problem, folders in places.items()]
     words = "What is missing, and so not on this page:"
     return tag("div", tag("strong", words), tag("ul", *rows), class_="notice", role="note")
 
@@ -139,6 +166,8 @@ def _curves(groups: Sequence[TrainingGroup]) -> list[Html | None]:
         words += " Of several runs the mean, with a band of one standard deviation to each side."
     if left_out:
         words += f" {left_out} further lines are in the file alone."
+    if any(len(series) > MOST_POINTS for group in lines for run in group.runs for series in run.values()):
+        words += f" Of longer lines {MOST_POINTS:,} points are shown and in the file; all are in metrics.csv."
     file = download("curves.csv", curves_csv({"": lines}, unit), "curves.csv")
     caption = tag("p", f"{words} Every number: ", file, class_="quiet")
     pictures = [picture(curves(shown, measure, unit), f"{measure} by {UNITS[unit]}") for measure in drawn]
@@ -165,15 +194,21 @@ def _whiteness(trainings: Sequence[Training]) -> list[Html | None]:
 def _heatmaps(trainings: Sequence[Training]) -> list[Html | None]:
     """One picture a layer, with a column for each run, signed if its runs asked for that."""
     layers = dict.fromkeys((layer, t.signed) for t in trainings for layer in t.heatmaps)
-    made: list[Html | None] = []
-    for layer, signed in layers:
-        columns = {t.label: t.heatmaps[layer] for t in trainings if layer in t.heatmaps and t.signed == signed}
-        shown = dict(list(columns.items())[:MOST_PICTURED])
-        figure = heatmap_pairs(shown, signed)
-        caption = join([tag("code", layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. ",
-                        _left_out(len(columns), MOST_PICTURED)])  # fmt: skip
-        made.append(_scrolling(picture(figure, f"Correlation matrices of {layer}", caption)))
+    made = [
+        _whole(f"Correlations of {layer}", partial(_heatmap, trainings, layer, signed))
+        for layer, signed in list(layers)[:MOST_HEATMAPS]
+    ]
+    if len(layers) > MOST_HEATMAPS:
+        made.append(tag("p", f"The first {MOST_HEATMAPS} of {len(layers)} layers.", class_="quiet"))
     return made
+
+
+def _heatmap(trainings: Sequence[Training], layer: str, signed: bool) -> Html:
+    columns = {t.label: t.heatmaps[layer] for t in trainings if layer in t.heatmaps and t.signed == signed}
+    figure = heatmap_pairs(dict(list(columns.items())[:MOST_PICTURED]), signed)
+    caption = join([tag("code", layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. ",
+                    _left_out(len(columns), MOST_PICTURED)])  # fmt: skip
+    return _scrolling(picture(figure, f"Correlation matrices of {layer}", caption))
 
 
 def _details(training: Training, alone: bool) -> Html:
@@ -206,7 +241,7 @@ def _name(paths: Sequence[str | Path]) -> str:
     """What was given, in a few words."""
     parts = [Path(path).expanduser().resolve() for path in paths]
     names = ["/".join(p.parts[-2:]) if p.name.startswith("version_") else p.name or str(p) for p in parts]
-    return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
+    return printable(", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more")
 
 
 def _plural(count: int, word: str) -> str:

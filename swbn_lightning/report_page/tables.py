@@ -12,10 +12,11 @@ from swbn_lightning.report_page.trainings import (
     Training,
     TrainingGroup,
     accuracies,
-    as_number,
+    newest_tests,
     setting_names,
     setting_of,
 )
+from swbn_lightning.run_files import finite
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"
@@ -130,7 +131,7 @@ def whiteness(rows: Sequence[Mapping[str, Any]]) -> Html:
 
 def accuracy(row: Mapping[str, Any]) -> Number:
     """In percent, with its 95% interval where it has one."""
-    value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
+    value, ci95 = (finite(row.get(key)) for key in ("accuracy", "ci95"))
     if value is None:
         return NONE
     return Number(f"{100 * value:.2f}" + (f" ± {100 * ci95:.2f}" if ci95 is not None else ""), strong=True)
@@ -157,15 +158,11 @@ def text(value: Any) -> str:
 
 def _accuracies(training: Training, names: Callable[[Mapping[str, Any]], str]) -> dict[str, Number]:
     """By what was evaluated: tests, then the training's own validation, without its epoch in the column's name."""
-    found = {}
-    for run in [*sorted(training.tests, key=lambda test: test.started), *training.folders]:
-        for row in run.rows:
-            name = names(row)
-            if run in training.folders:
-                name = f"{_WHILE_TRAINING}: {str(row.get('split', '?')).partition(' ')[0]}"
-            if run in training.tests or name not in found:  # of a training the best epoch, which stands first
-                found[name] = accuracy(row)
-    return dict(sorted(found.items(), key=lambda item: item[0].startswith(_WHILE_TRAINING)))
+    found = {setting: accuracy(test.row) for setting, test in newest_tests([training], names)}
+    for row in (row for run in training.folders for row in run.rows):
+        name = f"{_WHILE_TRAINING}: {str(row.get('split', '?')).partition(' ')[0]}"
+        found.setdefault(name, accuracy(row))  # the best epoch, which stands first
+    return found
 
 
 def _norm(config: Mapping[str, Any]) -> str:
@@ -190,11 +187,11 @@ def _epochs(training: Training) -> Number:
     planned = training.config.get("trainer.max_epochs")
     if not trained:
         return NONE
-    return Number(f"{max(trained)}" + (f" of {planned}" if isinstance(planned, int) and planned > 0 else ""))
+    return Number(f"{max(trained)}" + (f" of {planned}" if type(planned) is int and planned > 0 else ""))
 
 
 def _fit_seconds(training: Training) -> Number:
-    known = [as_number(folder.results.get("fit_seconds")) for folder in training.folders]
+    known = [finite(folder.results.get("fit_seconds")) for folder in training.folders]
     return number(sum(v for v in known if v is not None), "{:.0f}") if known and None not in known else NONE
 
 

@@ -4,19 +4,22 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from swbn_lightning.curves import MEASURES, Accuracy, Group
+from swbn_lightning.errors import InputError
 from swbn_lightning.report_page.folders import RunFolder, Series
 from swbn_lightning.report_page.nested import ABSENT, differences
-from swbn_lightning.runs import find_source
-from swbn_lightning.saved_tests import setting_words
+from swbn_lightning.run_files import UnreadableFile, finite, printable, reading
+from swbn_lightning.runs import RESULTS_FILE, find_source
+from swbn_lightning.saved_tests import Age, newest, setting_words
 from swbn_lightning.whiteness.records import CorrelationMap
 
 # What two trainings of the same group may differ in: the seed, where the run is, and what only a test uses.
 _NOT_COMPARED = ("seed_everything", "ckpt_path", "config", "run", "trainer.default_root_dir", "data.init_args.test")
 _SPEAK_FOR_THEMSELVES = ("norm", "backbone", "class_path", "dataset", "seed_everything")
-_MOST_WORDS = 3  # of a group's label
+_MOST_WORDS, _LONGEST = 3, 100  # words of a group's label, and letters of each
+Run = TypeVar("Run")
 
 
 @dataclass
@@ -96,10 +99,13 @@ class TrainingGroup:
 
     @property
     def trained(self) -> list[Training]:
-        """Of each seed the newest training; without tests that stand alone."""
-        known = sorted((t for t in self.trainings if t.folders), key=lambda training: training.last.started)
-        newest = {training.identity: training for training in known}
-        return [training for training in self.trainings if training is newest.get(training.identity)]
+        """Of each seed the newest training; without tests that stand alone, and where it is not known which it is."""
+        known: dict[str, list[Training]] = {}
+        for training in self.trainings:
+            if training.folders:
+                known.setdefault(training.identity, []).append(training)
+        chosen = [_newest(own, _age, lambda training: training.last) for own in known.values()]
+        return [training for training in self.trainings if any(training is own for own in chosen)]
 
     @property
     def repeated(self) -> bool:
@@ -114,10 +120,7 @@ def as_trainings(runs: Sequence[RunFolder]) -> list[Training]:
     """
     by_path = {run.path.resolve(): run for run in runs}
     known = [path for path, run in by_path.items() if run.trained]
-    sources = {
-        path: find_source(run.path, run.results, run.config, [other for other in known if other != path])
-        for path, run in by_path.items()
-    }
+    sources = {path: _source(run, [other for other in known if other != path]) for path, run in by_path.items()}
     # None can have continued itself, whatever the files say.
     sources = {path: source for path, source in sources.items() if source and path not in _chain(source, sources)}
     continued = {sources[path] for path in known if path in sources}
@@ -166,19 +169,41 @@ def curve_groups(groups: Iterable[TrainingGroup]) -> tuple[list[Group], str]:
 
 def accuracies(groups: Iterable[TrainingGroup]) -> list[Accuracy]:
     """The accuracies of all tests; of several of one seed in one setting the newest of the newest training."""
-    found: dict[tuple[str, str, str], Accuracy] = {}
     groups = list(groups)
     names = setting_names(training for group in groups for training in group.trainings)
-    for group in groups:
-        tests = [(training, folder) for training in group.trainings for folder in training.tests]
-        for training, folder in sorted(tests, key=lambda test: (test[0].last.started, test[1].started)):
-            for row in folder.rows:
-                value, ci95 = as_number(row.get("accuracy")), as_number(row.get("ci95"))
-                if value is not None:
-                    setting = names(row)
-                    made = Accuracy(group.label, setting, training.label, value, ci95)
-                    found[group.label, setting, training.identity] = made
-    return list(found.values())
+    return [
+        Accuracy(group.label, setting, test.training.label, value, finite(test.row.get("ci95")))
+        for group in groups
+        for setting, test in newest_tests(group.trainings, names)
+        if (value := finite(test.row.get("accuracy"))) is not None
+    ]
+
+
+class Test(NamedTuple):
+    """A row of the results of one test."""
+
+    training: Training
+    run: RunFolder
+    row: Mapping[str, Any]
+
+    @property
+    def age(self) -> Age:
+        """As of any test."""
+        trained = self.training.last.when if self.training.folders else None
+        return Age(self.run.path, repr(self.run.results), trained, self.run.when)
+
+
+def newest_tests(trainings: Iterable[Training], names: Callable[[Mapping[str, Any]], str]) -> list[tuple[str, Test]]:
+    """Of each seed and setting the newest test, where it is known which it is; the rest are told as problems."""
+    found: dict[tuple[str, str], list[Test]] = {}
+    for training in trainings:
+        for run in training.tests:
+            for setting, row in {names(row): row for row in run.rows}.items():
+                found.setdefault((setting, training.identity), []).append(Test(training, run, row))
+    chosen = [
+        (setting, _newest(own, lambda test: test.age, lambda test: test.run)) for (setting, _), own in found.items()
+    ]
+    return [(setting, test) for setting, test in chosen if test is not None]
 
 
 def setting_names(trainings: Iterable[Training]) -> Callable[[Mapping[str, Any]], str]:
@@ -196,19 +221,37 @@ def setting_of(row: Mapping[str, Any]) -> str:
     """The split, with ways, shots and inference where it is few-shot: ``test, 5-way 1-shot``, ``…, transductive``."""
     split = str(row.get("split", "?"))
     words = f"{split}, {row['ways']}-way {row['shots']}-shot" if "ways" in row and "shots" in row else split
-    return f"{words}, {row['inference']}" if row.get("inference") else words
+    return (f"{words}, {row['inference']}" if row.get("inference") else words)[: 2 * _LONGEST]
 
 
 def _whole_setting(row: Mapping[str, Any]) -> str:
     try:
-        return setting_words(row)
+        return setting_words(row)[: 2 * _LONGEST]
     except KeyError:  # not of episodes, or from before all of that was written
         return setting_of(row)
 
 
-def as_number(value: Any) -> float | None:
-    """A number out of a file, or None for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _age(training: Training) -> Age:
+    told = (training.last.results, training.last.environment)
+    return Age(training.last.path, repr(told if any(told) else training.label), training.last.when, training.last.when)
+
+
+def _newest(runs: Sequence[Run], age: Callable[[Run], Age], folder: Callable[[Run], RunFolder]) -> Run | None:
+    try:
+        return newest(runs, age)
+    except InputError as error:
+        problems = folder(runs[0]).problems
+        problems += [str(error)] if str(error) not in problems else []
+        return None
+
+
+def _source(run: RunFolder, known: Sequence[Path]) -> Path | None:
+    try:
+        with reading(run.path / RESULTS_FILE):
+            return find_source(run.path, run.results, run.config, known)
+    except UnreadableFile as error:  # a path that cannot be one
+        run.problems.append(f"what it started from is not known ({error.reason})")
+        return None
 
 
 def _chain(path: Path, sources: Mapping[Path, Path | None]) -> list[Path]:
@@ -226,7 +269,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     shared = 0
     while all(len(path.parts) > shared + 1 for path in short) and len({path.parts[shared] for path in short}) == 1:
         shared += 1
-    return ["/".join(path.parts[shared:]) for path in short]
+    return [printable("/".join(path.parts[shared:])) for path in short]
 
 
 def _words(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -239,7 +282,8 @@ def _words(settings: Sequence[Mapping[str, Any]]) -> list[str]:
             value, name = values[number], key.rpartition(".")[2]
             if value in (None, ABSENT) or value == {}:
                 continue
-            words.append(str(value) if name in _SPEAK_FOR_THEMSELVES else f"{name}={value}")
+            own = (str(value) if name in _SPEAK_FOR_THEMSELVES else f"{name}={value}")[: _LONGEST + 1]
+            words.append(own if len(own) <= _LONGEST else f"{own[:_LONGEST]}…")
         made.append(", ".join(words) if len(words) <= _MOST_WORDS else "")
     return made
 
@@ -249,7 +293,8 @@ def _shared(trainings: Sequence[Training]) -> str:
     labels = [training.label for training in trainings]
     if len(labels) == 1:
         return labels[0]
-    return os.path.commonpath(labels) or Path(os.path.commonpath([t.last.path.resolve() for t in trainings])).name
+    shared = os.path.commonpath([t.last.path.resolve() for t in trainings])
+    return os.path.commonpath(labels) or printable(Path(shared).name)
 
 
 def _is_part(key: str, whole: str) -> bool:

@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import csv_rows, reading, whole
 from swbn_lightning.whiteness.measures import MEASURES, correlation_distance
 from swbn_lightning.whiteness.moments import FeatureMoments
 
 WHITENESS_FILE = "whiteness.csv"
 MEAN = "mean"  # in place of a layer's name: the mean over the layers
 COUNTS = ("num_features", "num_samples", "num_constant")
+_ROW = ("epoch", "step", "layer")
 _MAP_COLUMNS = ("map", "epoch", "num_features", "rms", "channel")
-COLUMNS = ("epoch", "step", "layer", *MEASURES, *COUNTS, "seconds")
+_MOST_CHANNELS = 1_024  # of a matrix that is read
+COLUMNS = (*_ROW, *MEASURES, *COUNTS, "seconds")
 
 
 def append_whiteness(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -55,15 +58,16 @@ def read_whiteness(path: str | Path) -> list[dict[str, Any]]:
 
     Of an epoch that stands there twice, since training was resumed from before it, the later one; without a line that
     was never finished.
+
+    Raises:
+        InputError: another file, or one that is too large.
     """
     rows: dict[tuple[int, str], dict[str, Any]] = {}
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if None in row.values() or None in row:
-                continue
-            numbers = {key: float(text) for key, text in row.items() if key not in ("epoch", "step", "layer") and text}
-            key = int(row["epoch"]), row["layer"]
-            rows[key] = {"epoch": key[0], "step": int(row["step"]), "layer": row["layer"], **numbers}
+    with reading(path):
+        for _, row in csv_rows(Path(path), _ROW, log=True):
+            numbers = {key: float(text) for key, text in row.items() if key not in _ROW and text}
+            key = whole(row["epoch"]), row["layer"]
+            rows[key] = {"epoch": key[0], "step": whole(row["step"]), "layer": row["layer"], **numbers}
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
 
@@ -122,21 +126,23 @@ def write_heatmap(path: Path, maps: Mapping[str, CorrelationMap]) -> None:
 
 
 def read_heatmap(path: str | Path) -> dict[str, CorrelationMap]:
-    """What :func:`write_heatmap` wrote."""
-    lines: dict[str, list[dict[str, str]]] = {}
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
+    """What :func:`write_heatmap` wrote.
+
+    Raises:
+        InputError: another file, or a matrix of more than 1,024 channels.
+    """
+    with reading(path):
+        lines: dict[str, list[dict[str, str]]] = {}
+        for _, line in csv_rows(Path(path), _MAP_COLUMNS):
             lines.setdefault(line["map"], []).append(line)
-    found = {}
-    for name, own in lines.items():
-        channels = [int(line["channel"]) for line in own]
-        matrix = [[float(line[str(channel)] or math.nan) for channel in channels] for line in own]
-        first = own[0]
-        found[name] = CorrelationMap(
-            channels,
-            torch.tensor(matrix, dtype=torch.float64),
-            int(first["epoch"]),
-            int(first["num_features"]),
-            float(first["rms"]),
-        )
-    return found
+            if len(lines[line["map"]]) > _MOST_CHANNELS:
+                raise InputError(f"its matrix has more than {_MOST_CHANNELS} rows")
+        return {name: _map_of(own) for name, own in lines.items()}
+
+
+def _map_of(lines: list[dict[str, str]]) -> CorrelationMap:
+    channels = [whole(line["channel"]) for line in lines]
+    matrix = [[float(line[str(channel)] or math.nan) for channel in channels] for line in lines]
+    first = lines[0]
+    epoch, num_features = whole(first["epoch"]), whole(first["num_features"])
+    return CorrelationMap(channels, torch.tensor(matrix, dtype=torch.float64), epoch, num_features, float(first["rms"]))

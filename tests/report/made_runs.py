@@ -1,7 +1,9 @@
 """Run folders made by hand, so that every number on a page is known."""
 
 import csv
+import itertools
 import json
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ ENVIRONMENT = {
     "device": "CPU, 7 cores",
     "torch": "9.8.7",
 }
+_MADE = itertools.count()  # what is made later started later
 LAYERS = ("backbone.a.norm", "backbone.b.norm")
 
 
@@ -33,11 +36,15 @@ def config(norm="bn", seed=0, name="name", **more):
     }
 
 
+def started():
+    return {"started": (datetime(2025, 1, 1, tzinfo=UTC) + timedelta(minutes=next(_MADE))).isoformat()}
+
+
 def make_fit(folder, norm="bn", seed=0, epochs=3, first=0, finished=True, settings=None, rms=0.3):
     """A training; of epoch ``e`` the validation accuracy is ``0.5 + 0.1 * e + 0.01 * seed``."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({**config(norm, seed, folder.parent.name), **(settings or {})}))
-    (folder / "environment.json").write_text(json.dumps({**ENVIRONMENT, "seed": seed}))
+    (folder / "environment.json").write_text(json.dumps({**ENVIRONMENT, **started(), "seed": seed}))
     columns = ["epoch", "step", "lr", "train/loss", "train/accuracy", "val/loss", "val/accuracy"]
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
@@ -63,7 +70,7 @@ def make_test(folder, training, accuracy=0.625, shots=1, norm="bn", seed=0, **mo
     folder.mkdir(parents=True)
     checkpoint = str(training / "checkpoints" / "best.ckpt")
     (folder / "config.yaml").write_text(yaml.safe_dump(config(norm, seed, folder.parent.name, ckpt_path=checkpoint)))
-    (folder / "environment.json").write_text(json.dumps({**ENVIRONMENT, "stage": "test"}))
+    (folder / "environment.json").write_text(json.dumps({**ENVIRONMENT, **started(), "stage": "test"}))
     row = {"split": "test", "ways": 5, "shots": shots, "queries": 15, "episodes": 10_000, "classes": 20, "seed": 0}
     row |= {"accuracy": accuracy, "ci95": 0.0023, "loss": 0.875, **more}
     told = {"command": "test", "results": [row], "best_checkpoint": None, "tested_checkpoint": checkpoint}

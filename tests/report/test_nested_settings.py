@@ -3,7 +3,8 @@
 import pytest
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.report_page.nested import ABSENT, differences, flatten
+from swbn_lightning.report_page.nested import ABSENT, differences
+from swbn_lightning.run_files import flatten
 
 
 def test_flat_settings():

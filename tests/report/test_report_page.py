@@ -172,7 +172,7 @@ BROKEN = [
     ("results.json", b'{"results": 5, "whiteness": {}, "command": 7, "completed": "x", "fit_seconds": "y"}', None),
     ("results.json", b'{"command": "fit", "results": [{"accuracy": NaN, "ways": {}, "shots": null}]}', None),
     ("config.yaml", b"a: !!python/object/apply:os.system ['touch broken']", "config.yaml cannot be read"),
-    ("config.yaml", b"a: &a [*a]", "config.yaml cannot be read (its settings are nested more than 40 deep"),
+    ("config.yaml", b"a: &a [*a]", "config.yaml cannot be read (*a refers to what it is a part of"),
     ("config.yaml", b"- 1", "config.yaml cannot be read (it holds a list, not a mapping)"),
     ("config.yaml", b"\xff\xfe", "config.yaml cannot be read"),
     ("config.yaml", b"1: {true: 3, null: x}\nmodel: 7\n", None),
@@ -184,7 +184,7 @@ BROKEN = [
     ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,mean,0.5\n", "whiteness.csv cannot be read (it holds no layer)"),
     ("environment.json", b"7", "environment.json cannot be read"),
     (f"heatmap_{LAYERS[1]}.csv", b"map,epoch\nbefore,1\n", f"heatmap_{LAYERS[1]}.csv cannot be read"),
-    (f"heatmap_{LAYERS[1]}.csv", b"", None),
+    (f"heatmap_{LAYERS[1]}.csv", b"", f"heatmap_{LAYERS[1]}.csv cannot be read (it lacks the column 'map')"),
     *((name, None, f"{name} is missing") for name in
       ("config.yaml", "metrics.csv", "whiteness.csv", "environment.json", "results.json")),
 ]  # fmt: skip

@@ -1,0 +1,174 @@
+"""The report of odd files: each is named, whatever it holds, and everything else is shown."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from swbn_lightning.curves import MOST_POINTS
+from swbn_lightning.report_page import page as page_module
+from swbn_lightning.report_page.folders import read_run
+from swbn_lightning.report_page.nested import differences
+from tests.report.made_runs import LAYERS, make_fit, make_test
+from tests.report.page_reader import report
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+HEATMAP = f"heatmap_{LAYERS[1]}.csv"
+HEAD = "map,epoch,num_features,rms,channel"
+WHITE = "epoch,step,layer,rms,distance"
+
+
+def results(**row):
+    return json.dumps({"command": "fit", "results": [{"split": "val", "accuracy": 0.5, **row}], "fit_seconds": 1e308})
+
+
+def square(number):
+    head = f"{HEAD},{','.join(map(str, range(number)))}\n"
+    return head + "".join(f"before,0,9,0.5,{row}{',0.5' * number}\n" for row in range(number))
+
+
+ODD = [
+    ("results.json", '{"a": 1' + "0" * 400 + "}", "results.json cannot be read (it holds an integer of"),
+    ("results.json", '{"a": ' + "9" * 5_000 + "}", "results.json cannot be read (Exceeds the limit"),
+    ("results.json", '{"a":' + "[" * 100_000, "results.json cannot be read (it is nested more than 40 deep"),
+    ("results.json", results(accuracy=float("inf"), ci95=float("nan")), None),
+    ("results.json", results(accuracy=1e308, ci95=-1e308, loss=1e308, classes=True, split="\ud800\x00"), None),
+    ("results.json", results(accuracy=True, ci95=[], ways={}, shots=[True], split=["\udfff"] * 3), None),
+    ("results.json", '{"whiteness": [{"rms": 1e308}, {"rms": -1e308}], "completed": [], "command": "fit"}', None),
+    ("results.json", '{"tested_run": "a\\u0000b", "tested_checkpoint": "\\ud800/a/b/c"}', None),
+    ("environment.json", json.dumps({"a": list(range(2_000))}), "environment.json cannot be read (it holds more"),
+    ("environment.json", '{"started": "\\ud800", "\\ud800": "\\ud800", "stage": "fit"}', None),
+    ("config.yaml", 'a: "\\ud800"\n"\\udc00": 1\nmodel: {init_args: {backbone: "\\ud801"}}\n', None),
+    ("config.yaml", "trainer: {max_epochs: true}\nseed_everything: [1, {a: 2}]\nmodel: [1, 2]\n", None),
+    ("config.yaml", "seed_everything: 2026-99-99\nmodel: {init_args: {norm: .nan, b: " + 9_000 * "x" + "}}", None),
+    ("config.yaml", "#" * (2 << 20), "config.yaml cannot be read (it has 2 MiB, and 1 are"),
+    ("metrics.csv", "epoch,step,val/loss\n0,0,1e308\n1,1,-1e308\n1e300,2,1\n" + "9" * 30 + ",3,1\n", None),
+    ("metrics.csv", "epoch,step,val/loss\n0,0," + "1" * 200_000 + "\n", "metrics.csv cannot be read (field larger"),
+    ("whiteness.csv", f"{WHITE}\n-1,0,a,1e308,-1e308\n0,1,a,1e308,1e308\n", None),
+    ("whiteness.csv", f"{WHITE}\n{'9' * 30},0,a,1,1\n", "whiteness.csv cannot be read (99999999999999999999 is"),
+    ("whiteness.csv", f"{WHITE}\n0,0,a,x,1\n", "whiteness.csv cannot be read (could not convert"),
+    ("whiteness.csv", WHITE + "\n" + "".join(f"{n},0,l{n},1,1\n" for n in range(1_500)), "whiteness.csv cannot be"),
+    (HEATMAP, f"{HEAD}\nbefore,0,9,0.5,0\n", f"{HEATMAP} cannot be read (it lacks '0'"),
+    (HEATMAP, f"{HEAD},0,1\nbefore,0,9,0.5,0,1\n", f"{HEATMAP} cannot be read (line 2 has 6 cells for 7 columns"),
+    (HEATMAP, square(2).replace("before,0,9,0.5,1", "before,0,9,0.5,7"), f"{HEATMAP} cannot be read (it lacks '7'"),
+    (HEATMAP, square(1).replace("before", "other"), f"{HEATMAP} cannot be read (it holds other matrices"),
+    (HEATMAP, f"{HEAD},0\n" + "before,0,9,0.5,0,1\n" * 1_100, f"{HEATMAP} cannot be read (its matrix has more"),
+    (HEATMAP, square(1).replace("0.5", "1e308"), f"{HEATMAP} cannot be read (it holds correlations above 1"),
+    (HEATMAP, square(1).replace("0.5", "inf"), f"{HEATMAP} cannot be read (it holds correlations above 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "words"), ODD, ids=range(len(ODD)))
+def test_one_odd_file_is_named_and_costs_nothing_else(tmp_path, name, content, words, capsys, drawn):
+    good = make_fit(tmp_path / "s" / "good" / "version_0", seed=1)
+    make_test(tmp_path / "s" / "good" / "version_1", good)
+    odd = make_fit(tmp_path / "s" / "odd" / "version_0", seed=2)
+    make_test(tmp_path / "s" / "odd" / "version_1", odd)
+    (odd / name).write_text(content)
+    main(["report", str(tmp_path / "s"), "--output", str(tmp_path / "p.html")])
+    page = report(tmp_path / "s")
+    told = "; ".join(read_run(odd).problems)
+    assert told.startswith(words) if words else not told, told
+    assert (words or "") in page.text and "cannot be shown" not in page.text
+    assert [row["test, 5-way 1-shot, %"] for row in page.table("run") if row["run"] == "good"] == ["62.50 ± 0.23"]
+    assert len([alt for alt, _ in page.images if "by" in alt]) >= 2 and "curves.csv" in page.links
+
+
+@pytest.mark.parametrize("name", ["results.json", "config.yaml", "metrics.csv", HEATMAP, "environment.json"])
+def test_what_is_no_file_is_not_waited_for(tmp_path, name):
+    folder = make_fit(tmp_path / "version_0")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert f"{name} cannot be read (it is not a regular file)" in report(folder).text
+
+
+def test_names_that_are_no_letters(tmp_path, capsys, drawn):
+    name = os.fsdecode(b"\xff\x1b[2J\xe2\x80\xae")
+    for number in range(2):
+        folder = make_fit(
+            tmp_path / name / f"{name}{number}" / "version_0", settings={"trainer": {"max_epochs": number}}
+        )
+        (folder / HEATMAP).rename(folder / os.fsdecode(b"heatmap_\xfe.csv"))
+        (folder / "heatmap_a.csv").write_text("x")
+        test = make_test(folder.parent / "version_1", folder, 0.5 + number / 4)
+        told = json.loads((test / "results.json").read_text())
+        (test / "results.json").write_text(json.dumps({**told, "tested_run": "../version_0"}))
+    main(["report", str(tmp_path / name)])
+    said = capsys.readouterr().out.strip()
+    assert r"\udcff\x1b[2J\u202e" in said and said.isprintable()
+    page = report(tmp_path / name)
+    assert page.title == r"Report: \udcff\x1b[2J\u202e"
+    assert [row["run"] for row in page.table("run")] == [rf"\udcff\x1b[2J\u202e{number}" for number in range(2)]
+    assert len(page.links["accuracy.csv"]) == 2 and r"Correlation matrices of \udcfe" in page.sizes()
+
+
+@pytest.mark.parametrize(("part", "title"), [
+    ("tables.summary", "The table of runs"), ("_curves", "Curves"), ("_whiteness", "Whiteness"),
+    ("_heatmap", f"Correlations of {LAYERS[1]}"), ("_details", "name"), ("tables.over_seeds", "The table of means"),
+])  # fmt: skip
+def test_a_part_that_fails_is_named_and_the_others_are_shown(tmp_path, monkeypatch, part, title):
+    make_fit(tmp_path / "name" / "version_0")
+    whole = report(tmp_path / "name")
+
+    def fail(*args):
+        raise ZeroDivisionError("of <b>")
+
+    monkeypatch.setattr(f"{page_module.__name__}.{part}", fail)
+    page = report(tmp_path / "name")
+    assert page.text.count("cannot be shown (ZeroDivisionError: of <b>).") == 1 and title in page.text
+    assert len(page.tables) + len(page.images) >= len(whole.tables) + len(whole.images) - 4
+    assert page.title == whole.title and page.tags.count("h2") >= whole.tags.count("h2") - 1
+
+
+def test_a_long_log_is_drawn_by_some_of_its_points(tmp_path):
+    folder = make_fit(tmp_path / "version_0")
+    with (folder / "metrics.csv").open("a") as file:
+        file.writelines(f"{n // 1_000},{n + 100},,{1 / (n + 1)},,,\n" for n in range(60_000))
+    begun = time.monotonic()
+    page = report(folder)
+    rows = [row for row in page.links["curves.csv"] if row["quantity"] == "train/loss"]
+    steps = [int(row["steps_trained"]) for row in rows]
+    assert len(rows) == MOST_POINTS and steps == sorted(set(steps)) and (steps[0], steps[-1]) == (10, 60_100)
+    assert "Of longer lines 2,000 points are shown and in the file; all are in metrics.csv" in page.text
+    assert time.monotonic() - begun < 20
+    assert "longer lines" not in report(make_fit(tmp_path / "short" / "version_0")).text
+
+
+def test_a_log_that_is_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("swbn_lightning.run_files._MOST_ROWS", 5)
+    assert "metrics.csv cannot be read (it has more than 5 rows)" in report(make_fit(tmp_path / "version_0")).text
+    with (tmp_path / "version_0" / "metrics.csv").open("w") as file:
+        file.truncate(1 << 30)
+    assert "metrics.csv cannot be read (it has 1024 MiB, and 64 are" in report(tmp_path / "version_0").text
+
+
+def test_thousands_of_heatmaps(tmp_path):
+    folder = make_fit(tmp_path / "version_0")
+    for number in range(2_000):
+        (folder / f"heatmap_l{number:04}.csv").write_text(square(1))
+    page = report(folder)
+    assert "1977 further heatmaps are only in the folder" in page.text
+    assert len([alt for alt, _ in page.images if alt.startswith("Correlation")]) == 24
+
+
+def test_a_broken_table_of_a_study_is_named(tmp_path, monkeypatch):
+    make_fit(tmp_path / "s" / "version_0")
+    (tmp_path / "s" / "study.csv").write_bytes(b"run,test\n\xff,\n")
+    page = report(tmp_path / "s")
+    assert "study.csv cannot be read" in page.text and len(page.table("run")) == 1
+
+
+def test_ten_thousand_settings_are_compared_at_once():
+    begun = time.monotonic()
+    settings = [{"number": number, **{f"k{n}": None for n in range(10_000)}} for number in range(2)]
+    assert differences(settings) == {"number": [0, 1]} and time.monotonic() - begun < 3
+
+
+def test_links_that_lead_into_themselves(tmp_path):
+    make_fit(tmp_path / "s" / "version_0")
+    (tmp_path / "s" / "version_0" / "loop").symlink_to(tmp_path / "s")
+    Path(tmp_path / "s" / "self").symlink_to("self")
+    assert len(report(tmp_path / "s").table("run")) == 1
