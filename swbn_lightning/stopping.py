@@ -1,8 +1,8 @@
-"""SIGTERM among several processes: all of them stop at the same step."""
+"""SIGTERM: all processes of a training stop at the same step, and the program ends with 143 wherever it is."""
 
 import signal
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -13,15 +13,48 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 
+def _leave(number: int, _: FrameType | None) -> None:
+    # Lightning calls the handler that it found, too.
+    if signal.getsignal(signal.SIGTERM) is _leave:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+
+@contextmanager
+def sigterm_is_143() -> Iterator[None]:
+    """For all that a program does: SIGTERM ends it with code 143 also where Lightning does not listen.
+
+    Lightning does from the sanity check on until the training is torn down. Before that ``SystemExit`` is raised
+    here; a second signal, as ``timeout`` sends it, does not disturb what the program does to end. Afterwards the
+    process ignores SIGTERM, so this is for one that ends then. For the main thread only.
+    """
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def let_sigterm_kill() -> None:
+    """Within :func:`sigterm_is_143`: while nothing listens, SIGTERM kills the process at once, as it does by itself.
+
+    For one of several processes. Before the training it waits for the others where no Python is run: if they left, the
+    signal would not be answered. (A process that a signal killed has code 143 for a shell and for SLURM as well.)
+    """
+    if signal.getsignal(signal.SIGTERM) is _leave:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class StopTogether(pl.Callback):
     """Has all processes of a distributed training stop at the same step as soon as one of them gets SIGTERM.
 
     Lightning 2.6 starts a collective inside its signal handler, wherever the process is at that moment: among the
     collectives of a training step they get into another order on each process, and both fail or wait for ever. A
-    process that got the signal alone leaves while the others wait for it. Here the handler takes a note. After each
-    batch the processes reduce their notes on the CPU, in a group of their own, and read the outcome after the next one,
-    so that nobody waits for it; then all end as one process does: :class:`~swbn_lightning.resuming.LastCheckpoint`
-    saves.
+    process that is the only one to get the signal leaves while the others wait for it. Here the handler takes a note.
+    After each batch the processes reduce their notes on the CPU, in a group of their own, and read the outcome after
+    the next one, so that nobody waits for it; then all end as one process does:
+    :class:`~swbn_lightning.resuming.LastCheckpoint` saves. (The data workers of a job that gets the signal as a whole
+    are the matter of :mod:`swbn_lightning.data.workers`.)
 
     A step of the optimiser that takes several batches is finished first, and so is a validation (whose batches may be
     more on one process than on another): its time must fit into the time that the sender leaves. Does nothing in a
@@ -35,28 +68,16 @@ class StopTogether(pl.Callback):
         self._notes = torch.zeros(1, dtype=torch.int32)
         self._reduction: dist.Work | None = None
 
-    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._open(trainer)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._open(trainer)
-
-    def _open(self, trainer: pl.Trainer) -> None:
-        if self._group is not None or trainer.world_size == 1 or not dist.is_initialized():
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size == 1 or not dist.is_initialized():
             return
         self._group = dist.new_group(backend="gloo")
-        if threading.current_thread() is threading.main_thread():
-            before = trainer._signal_connector._original_handlers.get(signal.SIGTERM)
-            # In place of Lightning's, which puts back the one before its own when the training ends.
-            signal.signal(signal.SIGTERM, self._handler(before))
+        self._noted = False
+        # Lightning has not begun to listen yet: it will have this called, where its own would be.
+        trainer._signal_connector._sigterm_notifier_fn = self._note  # type: ignore[method-assign]
 
-    def _handler(self, before: Any) -> Callable[[int, FrameType | None], None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            self._noted = True
-            if callable(before):
-                before(number, frame)
-
-        return note
+    def _note(self, signum: int, _: FrameType | None) -> None:
+        self._noted = True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -89,16 +110,17 @@ class StopTogether(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         # After any but SIGTERM's a process may be alone: what is under way is not waited for.
-        self._close(wait=isinstance(exception, SIGTERMException))
+        self._close(trainer, wait=isinstance(exception, SIGTERMException))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._close()
+        self._close(trainer)
 
-    def _close(self, wait: bool = True) -> None:
+    def _close(self, trainer: pl.Trainer, wait: bool = True) -> None:
         if self._group is not None and wait:
             if self._reduction is not None:
                 self._reduction.wait()
             dist.destroy_process_group(self._group)
+        vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)
         self._group = self._reduction = None
         self._notes = torch.zeros(1, dtype=torch.int32)
         self._noted = self._agreed = False

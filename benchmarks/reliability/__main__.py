@@ -48,6 +48,8 @@ class Fault:
     signal: signal.Signals
     moment: Callable[[Path], bool]  # of the run's newest version
     processes: int = 1  # of which the first gets the signal
+    workers: int = 0  # of each process for its data
+    group: bool = False  # the signal is sent to all processes, workers too, as SLURM and Kubernetes do
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ FAULTS = (
     Fault("SIGKILL while a checkpoint is written", signal.SIGKILL, being_written),
     Fault("SIGINT (Ctrl-C) in the second epoch", signal.SIGINT, epochs_saved(1)),
     Fault("SIGTERM to one of two processes in the second epoch", signal.SIGTERM, epochs_saved(1), 2),
+    Fault("SIGTERM to all processes in the second epoch, two workers", signal.SIGTERM, epochs_saved(1), 1, 2, True),
+    Fault("SIGTERM to all of two processes, two workers each", signal.SIGTERM, epochs_saved(1), 2, 2, True),
     Fault("SIGKILL to one of two processes in the third epoch", signal.SIGKILL, epochs_saved(2), 2),
 )
 
@@ -116,11 +120,15 @@ def steps_of(version: Path) -> int:
 
 def suffer(fault: Fault, root: Path, expected: dict[str, Any]) -> Outcome:
     """Train, do what ``fault`` says, go on, and compare with ``expected``."""
-    process = start(root, fault.processes)
+    workers = f"--data.num_workers={fault.workers}"
+    process = start(root, fault.processes, workers)
     while process.poll() is None:
         versions = run_versions(root / "run")
         if versions and (fault.moment(versions[-1])):
-            process.send_signal(fault.signal)
+            if fault.group:
+                os.killpg(process.pid, fault.signal)
+            else:
+                process.send_signal(fault.signal)
             break
         time.sleep(0.001)
     code = process.wait()
@@ -130,7 +138,7 @@ def suffer(fault: Fault, root: Path, expected: dict[str, Any]) -> Outcome:
     finished = code == 0
     if not finished:
         arguments = ["--ckpt_path", str(root / "run")] if saved else []
-        start(root, fault.processes, *arguments).wait()
+        start(root, fault.processes, workers, *arguments).wait()
     found = torch.load(find_checkpoint(root / "run", "last"), weights_only=True)
     lost = None if finished else max(0, logged - saved)
     return Outcome(fault.name, code, lost, all(same(found[part], expected[part]) for part in PARTS))

@@ -14,6 +14,7 @@ from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
 from swbn_lightning.data.images import hold_out, take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
+from swbn_lightning.data.workers import StayingLoader
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.image_data import ImageDataModule, as_is
 
@@ -252,7 +253,7 @@ class ClassificationDataModule(ImageDataModule):
         dataset: Dataset[Any],
         sampler: Any,
         batch_size: int,
-        kind: type[DataLoader[Any]] = DataLoader,
+        kind: type[StayingLoader] = StayingLoader,
         drop_last: bool = False,
     ) -> DataLoader[Any]:
         trainer = self.trainer

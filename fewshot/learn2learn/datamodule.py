@@ -10,6 +10,7 @@ from fewshot.datamodule import EpisodeBatch, EpisodeSettings, EpisodicDataModule
 from fewshot.learn2learn.tasks import TaskBatch, TaskEpisodes, TaskSplit, require_learn2learn
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.data.workers import StayingLoader
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.image_data import ImageDataModule, as_is
 
@@ -177,7 +178,7 @@ class Learn2LearnDataModule(ImageDataModule):
 
     def _evaluation_loader(self, name: str) -> DataLoader[Any]:
         dataset = TaskEpisodes(self.task_split(name), self.eval_seed, numbered=True)
-        return DataLoader(
+        return StayingLoader(
             dataset,
             batch_size=self.eval_episodes_per_step,
             shuffle=False,

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from swbn_lightning.data.workers import StayingLoader
 from swbn_lightning.errors import InputError
 
 Item = TypeVar("Item", covariant=True)
@@ -51,7 +52,7 @@ class EpochSampler(DistributedSampler[Item]):
         return itertools.islice(super().__iter__(), start, None)
 
 
-class ResumableLoader(DataLoader[Any]):
+class ResumableLoader(StayingLoader):
     """Batches in the order of an :class:`EpochSampler`; after an interruption goes on in the middle of the epoch.
 
     Lightning keeps ``state_dict`` in every checkpoint: the epoch, and how many of its batches have been handed out.
