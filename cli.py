@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from jsonargparse import Namespace
 from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -30,18 +31,22 @@ from swbn_lightning.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.environment import EnvironmentFile
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.finite import StopOnNonFinite
+from swbn_lightning.hyperparameters import kept_hyperparameters
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.ranks import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.report import ResultTable
 from swbn_lightning.resuming import LastCheckpoint, NothingToTrain, RandomStreams
-from swbn_lightning.runs import find_checkpoint, new_run_folder
+from swbn_lightning.run_files import printable
+from swbn_lightning.runs import find_checkpoint, new_run_folder, read_checkpoint
+from swbn_lightning.screen import forgiving_screen
 from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
-from swbn_lightning.stopping import StopTogether
+from swbn_lightning.stopping import StopTogether, let_sigterm_kill, sigterm_is_143
 from swbn_lightning.whiteness import WhitenessMonitor
 
 _HELP = (
     "Besides the subcommands: `swbn compare RUN RUN...` pairs runs on the same test episodes, `swbn report RUN...` "
-    "writes one HTML page about runs; see `swbn compare --help`, `swbn report --help`."
+    "writes one HTML page about runs; see `swbn compare --help`, `swbn report --help`. A configuration is code: it "
+    "names classes that are imported and called. Read one that is not yours before you use it (docs/security.md)."
 )
 _PROCESS_WORDS = ("best", "last", "hpc", "registry")
 # Said about data that lie in memory and about runs that are short on purpose.
@@ -82,7 +87,6 @@ class SwbnCLI(LightningCLI):
         command = self.config.subcommand
         _check_seed(self.config[command].get("seed_everything"))
         path = self.config[command].get("ckpt_path")
-        self._given_model = None
         if path is None:
             if command != "fit" and not self.config[command].trainer.fast_dev_run:
                 raise InputError(
@@ -96,13 +100,32 @@ class SwbnCLI(LightningCLI):
                 "run folder, as runs/NAME."
             )
         self.config[command].ckpt_path = str(find_checkpoint(path, "last" if command == "fit" else "best"))
-        self._given_model = self.config[command].model.clone() if self.config[command].get("model") else None
 
-    def before_instantiate_classes(self) -> None:
-        if self._given_model is not None:
-            used = self.config[self.subcommand].model
-            _check_class(self._given_model, used, self.config[self.subcommand].ckpt_path)
-            _say_what_the_checkpoint_overrides(self._given_model, used)
+    def _parse_ckpt_path(self) -> None:
+        """Not Lightning's way: it has jsonargparse import and call whatever a checkpoint names."""
+
+    def instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        checkpoint = config.get("ckpt_path")
+        if not checkpoint or not config.get("model"):
+            super().instantiate_classes()
+            return
+        model_class: Any = pydoc.locate(config.model.class_path)
+        kept = kept_hyperparameters(read_checkpoint(checkpoint), model_class, checkpoint)
+        _say_what_the_checkpoint_overrides(config.model.get("init_args") or {}, kept)
+
+        def with_kept(kind: type, *args: Any, **given: Any) -> Any:
+            try:
+                return kind(*args, **{**given, **kept})
+            except InputError:
+                raise
+            except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+                raise InputError(f"{checkpoint}: no {kind.__name__} can be made as it says: {error}") from error
+
+        # Past the parser, which would read strings as YAML, and mappings as classes.
+        self.parser.add_instantiator(with_kept, model_class, subclasses=False)
+        super().instantiate_classes()
+        config.model.init_args = Namespace({**vars(config.model.get("init_args", Namespace())), **kept})  # to be saved
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = {**self._get(self.config_init, "trainer"), **kwargs}
@@ -133,9 +156,12 @@ class SwbnCLI(LightningCLI):
         counts = {key: config.get(key) for key in ("accumulate_grad_batches", "check_val_every_n_epoch")}
         require_positive("trainer", **{key: value for key, value in counts.items() if value is not None})
         try:
-            return self._instantiate_trainer(config, callbacks)
+            trainer = self._instantiate_trainer(config, callbacks)
         except (ValueError, TypeError, ImportError) as error:  # of settings that Lightning cannot put together
             raise InputError(f"trainer: {error}") from error
+        if trainer.world_size > 1:
+            let_sigterm_kill()
+        return trainer
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
         """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
@@ -161,17 +187,25 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     given = sys.argv[1:] if args is None else list(args)
     run = _COMMANDS.get(given[0]) if given else None
-    try:
-        if run is not None:
-            run(given[1:])
-        else:
-            _run_lightning(args)
-    except (ValueError, MisconfigurationException) as error:
-        mistake = _mistake(error)
-        if mistake is None:
-            raise
-        print(f"swbn: error: {mistake}", file=sys.stderr)
-        raise SystemExit(2) from None
+    with forgiving_screen() as screen:
+        try:
+            if run is not None:
+                run(given[1:])
+            else:
+                _run_lightning(args)
+            screen.flush()
+        except (ValueError, MisconfigurationException) as error:
+            mistake = _mistake(error)
+            if mistake is None:
+                raise
+            # Names of files and what stands in them may be anything, a terminal's commands too.
+            said = "\n".join(printable(line) for line in str(mistake).splitlines())
+            print(f"swbn: error: {said}", file=sys.stderr)
+            raise SystemExit(2) from None
+        if screen.lost is not None and not isinstance(screen.lost, BrokenPipeError):  # whose reader had enough
+            print(f"swbn: not all could be shown ({screen.lost}); files are whole.", file=sys.stderr)
+            if run is not None:  # what it shows is what it is for
+                raise SystemExit(1)
 
 
 def _run_lightning(args: Sequence[str] | None) -> None:
@@ -192,6 +226,7 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
             seed_everything_default=0,
+            load_from_checkpoint_support=False,  # see SwbnCLI._parse_ckpt_path
             parser_kwargs={"prog": "swbn", "description": __doc__, "epilog": _HELP},
             trainer_defaults={"log_every_n_steps": 10},
             args=args,
@@ -204,7 +239,8 @@ def _run_lightning(args: Sequence[str] | None) -> None:
 
 def console() -> None:
     """The entry point of the ``swbn`` command."""
-    main()
+    with sigterm_is_143():
+        main()
 
 
 def _mistake(error: BaseException | None) -> BaseException | None:
@@ -252,35 +288,15 @@ def _report_page() -> pl.Callback:
     return ReportPage()
 
 
-def _say_what_the_checkpoint_overrides(given: Any, used: Any) -> None:
-    """Lightning lets a checkpoint's hyperparameters beat the ones given; say so where they differ."""
-    before = given.get("init_args") or {}
-    after = {**dict(used.get("init_args") or {}), **dict(used.get("dict_kwargs") or {})}
-    for key, value in after.items():
-        old = before.get(key)
-        if key in before and _plain(old) != _plain(value):
-            print(
-                f"swbn: the checkpoint's {key}={_plain(value)!r} is used, not {_plain(old)!r}.",
-                file=sys.stderr,
-            )
-
-
-def _check_class(given: Any, used: Any, checkpoint: str) -> None:
-    """Lightning lets a checkpoint's class beat the one given, too: another model would be tested than was asked for.
-
-    Raises:
-        InputError: the two are not one class.
-    """
-    asked, found = given.get("class_path"), used.get("class_path")
-    if asked and found and asked != found and pydoc.locate(asked) is not pydoc.locate(found):
-        raise InputError(
-            f"{checkpoint} is a checkpoint of {found}, the configuration says {asked}; give the configuration of that "
-            "training (config.yaml in its run folder), or a checkpoint of this model."
-        )
+def _say_what_the_checkpoint_overrides(given: Any, kept: dict[str, Any]) -> None:
+    """A checkpoint's hyperparameters beat the ones given, as in Lightning; said where they differ."""
+    for key, value in kept.items():
+        if key in given and _plain(given[key]) != value:
+            print(f"swbn: the checkpoint's {key}={value!r} is used, not {_plain(given[key])!r}.", file=sys.stderr)
 
 
 def _plain(value: Any) -> Any:
-    return value.as_dict() if hasattr(value, "as_dict") else value
+    return value.as_dict() if isinstance(value, Namespace) else value
 
 
 if __name__ == "__main__":

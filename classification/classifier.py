@@ -70,7 +70,7 @@ class ImageClassifier(TrainingModule):
         self._record("test")
 
     def _evaluation_step(self, batch: LabelledBatch, split: str) -> None:
-        logits = self(batch.images)
+        logits = self.watch_finite(self(batch.images), batch.images)
         self.eval_accuracy.update(logits, batch.labels)
         self.eval_loss.update(F.cross_entropy(logits, batch.labels), weight=len(batch.labels))
         self.eval_images.update(len(batch.labels))
@@ -81,6 +81,7 @@ class ImageClassifier(TrainingModule):
         self.log(f"{split}/loss", self.eval_loss)
 
     def _record(self, split: str) -> None:
+        self.stop_unless_finite(split)
         accuracy = self.eval_accuracy.compute().item()
         images = int(self.eval_images.compute())
         self.eval_images.reset()

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fewshot.episodes import EpisodeSampler
 from fewshot.heads import EpisodeHead
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.not_finite import check_finite
 from swbn_lightning.training import check_running_statistics
 
 # Most bytes that one chunk of episodes takes, features and what the head makes of them: small enough to stay near the
@@ -101,14 +102,16 @@ def evaluate_episodes(
             slow, and an episode's queries are then classified together.
 
     Raises:
-        InputError: as :class:`~fewshot.episodes.EpisodeSampler`; features and labels of different length; a head with a
-            norm that would normalise by the episodes that happen to be in a chunk.
+        InputError: as :class:`~fewshot.episodes.EpisodeSampler`; features and labels of different length; features or
+            logits that are not finite, since every accuracy could be read off them; a head with a norm that would
+            normalise by the episodes that happen to be in a chunk.
     """
     if len(features) != len(labels):
         raise InputError(f"evaluate_episodes: {len(features)} features but {len(labels)} labels.")
     require_positive("evaluate_episodes", num_episodes=num_episodes)
     if embed is None:
         check_running_statistics(head)
+        check_finite(features, "features")
     sampler = EpisodeSampler(labels, ways, shots, queries, class_names)
     if embed is not None:
         chunk_size = 1
@@ -147,6 +150,7 @@ def score(head: nn.Module, support: Tensor, query: Tensor, alone: bool = False) 
     """
     logits = (head(support, query) if alone else _two_at_least(head, support, query)).float()
     ways = support.shape[1]
+    check_finite(logits, "logits")
     target = torch.arange(ways, device=logits.device).repeat_interleave(query.shape[1] // ways)
     right = (logits.argmax(-1) == target).unflatten(1, (ways, -1)).sum(-1)
     losses = F.cross_entropy(logits.mT, target.expand(len(logits), -1), reduction="none")

@@ -132,7 +132,9 @@ class EpisodicModule(TrainingModule):
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Probabilities ``[B, W]`` of the support folder's classes."""
-        return self.head(self._support, self.embed(batch.images)[None])[0].softmax(-1)
+        logits = self.watch_finite(self.head(self._support, self.embed(batch.images)[None])[0], batch.images)
+        self.stop_unless_finite("predict")
+        return logits.softmax(-1)
 
     def _forget(self) -> None:
         self._embedded.clear()
@@ -153,9 +155,11 @@ class EpisodicModule(TrainingModule):
         images = batch.images
         if len(images) == 1:  # by itself its sums are made in another order, and the digits would tell the batch size
             images = images.expand(2, -1, -1, -1)
-        self._embedded.append((batch.numbers, self.embed(images)[: len(batch.images)]))
+        features = self.watch_finite(self.embed(images), images)
+        self._embedded.append((batch.numbers, features[: len(batch.images)]))
 
     def _evaluate(self, split: str) -> None:
+        self.stop_unless_finite(split)
         data = self.episodic_data
         if isinstance(data, Learn2LearnDataModule):
             result, facts = self._result_of_tasks(data, split)

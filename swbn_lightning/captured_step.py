@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -193,3 +194,23 @@ def _autocast_without_cache() -> Iterator[None]:
     torch.clear_autocast_cache()
     with torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False):
         yield
+
+
+def check_graph_can_be_captured(trainer: pl.Trainer) -> None:
+    """Raise InputError for what a captured step would leave out or cannot do."""
+    device = trainer.strategy.root_device  # where the model will be
+    problems = {
+        f"it needs a GPU, the device is {device}": device.type != "cuda",
+        f"it works in one process, there are {trainer.world_size}": trainer.world_size > 1,
+        f"gradient_clip_val={trainer.gradient_clip_val} is not part of it": bool(trainer.gradient_clip_val),
+        f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take several of it": (
+            trainer.accumulate_grad_batches != 1
+        ),
+        "precision 16-mixed looks at the gradients on the host to scale the loss; use bf16-mixed": (
+            trainer.precision == "16-mixed"
+        ),
+        "detect_anomaly looks at every value": torch.is_anomaly_enabled() or trainer._detect_anomaly,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise InputError(f"cuda_graph: {problem}; or train with cuda_graph: false.")

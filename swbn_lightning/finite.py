@@ -1,16 +1,15 @@
 """Stops a training whose numbers are no longer finite, says where that began, and keeps the last good checkpoint."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.not_finite import any_process, first_not_finite, not_finite, state_of, tensors_in
 from swbn_lightning.training import training_forward
 
 
@@ -20,10 +19,10 @@ class StopOnNonFinite(pl.Callback):
     ======================================  ========================================================================
     a loss that is not finite               the run stops, before the gradient where every step is looked at
     a gradient that is not finite           the run stops before the optimiser's step, where every step is looked at
-    a weight or buffer that is not finite   the run stops at the next look, at the end of an epoch, and before any
-                                            checkpoint is written, so that checkpoints hold finite numbers alone
-                                            (those of ``save_weights_only``, for which Lightning asks no callback,
-                                            excepted)
+    a weight or buffer that is not finite   the run stops at the next look, before a validation, at the end of an
+                                            epoch, and before any checkpoint is written, so that checkpoints hold finite
+                                            numbers only (those of ``save_weights_only``, for which Lightning asks no
+                                            callback, excepted)
     the same under ``precision: 16-mixed``  the loss scaler leaves the step out, and training goes on, with a warning;
                                             it stops after ``max_skipped`` losses in a row
     ======================================  ========================================================================
@@ -61,7 +60,7 @@ class StopOnNonFinite(pl.Callback):
         self._warned = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._ignored = set(_not_finite(_state(pl_module)))
+        self._ignored = set(not_finite(state_of(pl_module)))
         self._in_a_row = torch.zeros((), dtype=torch.int64, device=pl_module.device)
         self._most = self._in_a_row.clone()
         self._batches, self._warned = 0, False
@@ -84,7 +83,7 @@ class StopOnNonFinite(pl.Callback):
         if self._interval(trainer, pl_module) != 1 or _scales_loss(trainer):
             return
         gradients = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
-        if found := _not_finite(gradients):
+        if found := not_finite(gradients):
             # Backward runs from the last layer to the first: the last one is where it began.
             self._stop(trainer, f"the gradient of {found[-1]} is not finite, while the loss is", None)
 
@@ -92,6 +91,10 @@ class StopOnNonFinite(pl.Callback):
         interval = self._interval(trainer, pl_module)
         if interval > 1 and self._batches % interval == 0:
             self._look_at_losses(trainer, pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:  # an evaluation would stop with less to say
+            self._look_at_state(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._look_at_losses(trainer, pl_module)
@@ -117,7 +120,7 @@ class StopOnNonFinite(pl.Callback):
         self._most.zero_()
         allowed = self.max_skipped if _scales_loss(trainer) else 0
         # Every process must do the same, or the others would wait for it.
-        if _any_process(trainer, most > allowed):
+        if any_process(trainer, most > allowed):
             times = f"{most} losses in a row were" if allowed else "the loss is"
             self._stop(trainer, f"{times} not finite", self._origin(trainer, pl_module))
         elif most and not self._warned:
@@ -129,37 +132,37 @@ class StopOnNonFinite(pl.Callback):
 
     def _look_at_state(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         found = self._found_in_state(pl_module)
-        if _any_process(trainer, bool(found)):
+        if any_process(trainer, bool(found)):
             named = f"{found[0]} is" if found else "in another process a weight is"
             self._stop(trainer, f"{named} not finite ({len(found)} parameters and buffers are)", None)
 
     def _found_in_state(self, pl_module: pl.LightningModule) -> list[str]:
-        return [name for name in _not_finite(_state(pl_module)) if name not in self._ignored]
+        return [name for name in not_finite(state_of(pl_module)) if name not in self._ignored]
 
     def _origin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """Where it began, as far as a second forward of the batch at hand tells."""
         found = self._origin_at_sight(trainer, pl_module)
         # Synchronised layers wait for every process: all go through the second forward, or none does.
-        if _any_process(trainer, found is not None):
+        if any_process(trainer, found is not None):
             return found or "it began in another process, whose message says where"
-        with trainer.precision_plugin.forward_context(), _FirstNotFinite(pl_module) as first, torch.no_grad():
-            training_forward(pl_module, self._batch)
-        if first.name is None:
+        with trainer.precision_plugin.forward_context():
+            first = first_not_finite(pl_module, lambda: training_forward(pl_module, self._batch))
+        if first is None:
             return "every layer's output is finite when the batch at hand runs again: it is the loss, or another batch"
-        return f"it begins in {first.name} ({first.kind}), whose output is the first that is not finite"
+        return f"it begins in {first}, whose output is the first that is not finite"
 
     def _origin_at_sight(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
         """The parameter or the value of this process's batch that is not finite."""
         parameters: dict[str, Tensor] = dict(pl_module.named_parameters())
-        if found := [name for name in _not_finite(parameters) if name not in self._ignored]:
+        if found := [name for name in not_finite(parameters) if name not in self._ignored]:
             if self._interval(trainer, pl_module) == 1:
                 return f"{found[0]} is not finite either, since the last step"
             return (
                 f"{found[0]} is not finite either, so a step since the last look went wrong. Go on from the last "
                 "checkpoint with every_n_steps: 1 to be told which layer it begins in"
             )
-        values = {f"value {number}": value for number, value in enumerate(_tensors(self._batch))}
-        if bad := _not_finite(values):
+        values = {f"value {number}": value for number, value in enumerate(tensors_in(self._batch))}
+        if bad := not_finite(values):
             return f"the batch itself is not finite ({bad[0]} of it)"
         return None
 
@@ -174,58 +177,5 @@ class StopOnNonFinite(pl.Callback):
         )
 
 
-class _FirstNotFinite:
-    """Watches a forward for the first module whose output is not finite although its input is."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.name: str | None = None
-        self.kind = ""
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> "_FirstNotFinite":
-        for name, module in self.model.named_modules():
-            if name:
-                hook = self._watch(name)
-                self._handles.append(module.register_forward_hook(hook))
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _watch(self, name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            # Inner modules end before the outer ones that hold them: the first to be met is the innermost.
-            if self.name is None and not all(torch.isfinite(value).all() for value in _tensors(output)):
-                self.name, self.kind = name, type(module).__name__
-
-        return hook
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and what a checkpoint holds beside them."""
-    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-
-
-def _not_finite(values: dict[str, Tensor]) -> list[str]:
-    """Names of those that hold a NaN or an infinity, looked at all at once: one wait for the device."""
-    floating = {name: value for name, value in values.items() if value.is_floating_point() and value.numel()}
-    if not floating:
-        return []
-    finite = torch.stack([torch.isfinite(value).all() for value in floating.values()]).tolist()
-    return [name for name, good in zip(floating, finite, strict=True) if not good]
-
-
-def _tensors(nest: Any) -> Iterator[Tensor]:
-    return (v for v in pytree.tree_leaves(nest) if isinstance(v, Tensor) and v.is_floating_point())
-
-
 def _scales_loss(trainer: pl.Trainer) -> bool:
     return getattr(trainer.precision_plugin, "scaler", None) is not None
-
-
-def _any_process(trainer: pl.Trainer, found: bool) -> bool:
-    if trainer.world_size == 1:
-        return found
-    return bool(trainer.strategy.reduce_boolean_decision(found, all=False))

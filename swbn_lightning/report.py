@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swbn_lightning.runs import CONFIG_FILE, TRAINING_FILE, run_of, write_results
+from swbn_lightning.errors import InputError
+from swbn_lightning.runs import CONFIG_FILE, TRAINING_FILE, best_checkpoint, read_checkpoint, run_of, write_results
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
+from swbn_lightning.whiteness.monitor import measurements
 
 _FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference", "tasks")
 
@@ -76,12 +79,16 @@ class ResultTable(pl.Callback):
             self._finish_fit(trainer)
         elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
             checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
-            history = _whiteness_in(_load(checkpoint)) if checkpoint else []
+            history = _whiteness_in(read_checkpoint(checkpoint)) if checkpoint else []
             self._finish("checkpoint", checkpoint, [_with_whiteness(self._evaluated, history)], history, stage)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if trainer.state.fn == "fit":  # Ctrl-C among others: Lightning calls no teardown then
+        if trainer.state.fn != "fit":  # Ctrl-C among others: Lightning calls no teardown then
+            return
+        try:
             self._finish_fit(trainer)
+        except Exception as error:  # the callbacks after this one save what was trained
+            rank_zero_warn(f"the results of the interrupted training could not be told: {error!r}")
 
     def _finish_fit(self, trainer: pl.Trainer) -> None:
         if not trainer.is_global_zero:
@@ -98,7 +105,7 @@ class ResultTable(pl.Callback):
         last = self._history[-1]
         rows = []
         if checkpoint:
-            saved = _load(checkpoint)
+            saved = read_checkpoint(checkpoint)
             best = [row for row in self._history if row["epoch"] == saved["epoch"]][-1:]
             rows = [
                 _with_whiteness({**r, "split": f"val (best, epoch {r['epoch']})"}, _whiteness_in(saved)) for r in best
@@ -115,28 +122,41 @@ class ResultTable(pl.Callback):
         whiteness: list[dict[str, float]],
         command: str,
     ) -> None:
+        lost: OSError | None = None
+        try:  # the files first: a screen can fail in many ways
+            self._write(checkpoint, rows, whiteness, command)
+        except OSError as error:  # a full disk: what was found is at least seen
+            lost = error
         console = Console()
         console.print(result_table(rows))
-        if checkpoint:
-            console.print(f"{label}: {checkpoint}", soft_wrap=True, highlight=False, markup=False)
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            own = _relative_to(checkpoint, self._folder)
-            results: dict[str, Any] = {
-                "command": command,
-                "results": rows,
-                "whiteness": whiteness,
-                "best_checkpoint": own,
-                "tested_checkpoint": None if own else checkpoint,
-            }
-            if command != "fit":
-                results["tested_run"] = _keep_training(checkpoint, self._folder) if checkpoint and not own else None
-            else:
-                results["completed"] = self._completed
-                results["fit_seconds"] = time.perf_counter() - self._begun
-                results["epoch_seconds"] = self._clock.epochs
-            write_results(self._folder, results)
-            console.print(f"run folder: {self._folder}", soft_wrap=True, highlight=False, markup=False)
+        for name, path in ((label, checkpoint), ("run folder", self._folder)):
+            if path:
+                console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
+        if lost is not None:
+            raise InputError(f"the results could not be written to {self._folder}: {lost.strerror or lost}.") from lost
+
+    def _write(
+        self, checkpoint: str | None, rows: list[dict[str, Any]], whiteness: list[dict[str, float]], command: str
+    ) -> None:
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        own = _relative_to(checkpoint, self._folder)
+        results: dict[str, Any] = {
+            "command": command,
+            "ended": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "results": rows,
+            "whiteness": whiteness,
+            "best_checkpoint": own,
+            "tested_checkpoint": None if own else checkpoint,
+        }
+        if command != "fit":
+            results["tested_run"] = _keep_training(checkpoint, self._folder) if checkpoint and not own else None
+        else:
+            results["completed"] = self._completed
+            results["fit_seconds"] = time.perf_counter() - self._begun
+            results["epoch_seconds"] = self._clock.epochs
+        write_results(self._folder, results)
 
 
 class _EpochClock:
@@ -215,20 +235,25 @@ def _training_row(trainer: pl.Trainer) -> dict[str, Any] | None:
 
 
 def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
-    """What the checkpoint callback with a monitored quantity kept, or else the other one: the last epoch."""
+    """What the checkpoint callback with a monitored quantity kept, or else the other one: the last epoch.
+
+    Where the file is not there (the disk was full), the best of those that are.
+    """
     callbacks = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint)]
     callbacks.sort(key=lambda c: c.monitor is None)
-    return next((c.best_model_path for c in callbacks if c.best_model_path), None)
-
-
-def _load(checkpoint: str) -> dict[str, Any]:
-    return torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    for path in (Path(c.best_model_path) for c in callbacks if c.best_model_path):
+        if found := path if path.is_file() else best_checkpoint(path.parent):
+            return str(found)
+    return None
 
 
 def _whiteness_in(checkpoint: dict[str, Any]) -> list[dict[str, float]]:
     """The history that a checkpoint carries (Lightning restores callbacks only to go on training)."""
-    states = checkpoint.get("callbacks", {})
-    return next((state["history"] for key, state in states.items() if key.startswith(WhitenessMonitor.__name__)), [])
+    states = checkpoint.get("callbacks")
+    for key, state in states.items() if isinstance(states, dict) else ():
+        if str(key).startswith(WhitenessMonitor.__name__) and isinstance(state, dict):
+            return measurements(state.get("history"))
+    return []
 
 
 def _relative_to(checkpoint: str | None, folder: Path) -> str | None:

@@ -12,6 +12,8 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from swbn_lightning.errors import InputError
+
 _State = dict[str, Any]
 STREAMS = "random_streams"
 GRADIENTS = "accumulated_gradients"
@@ -41,10 +43,13 @@ class RandomStreams(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         states = checkpoint.get(STREAMS, [])
-        if trainer.state.fn == "fit" and trainer.global_rank < len(states):
+        if trainer.state.fn == "fit" and isinstance(states, list) and trainer.global_rank < len(states):
             self._loaded = states[trainer.global_rank]
             # Before loaders are made, which may draw as they do at the beginning of any epoch.
-            set_random_streams(self._loaded)
+            try:
+                set_random_streams(self._loaded)
+            except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+                raise InputError(f"the checkpoint's {STREAMS} are no states of random generators: {error}.") from error
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # In the middle of an epoch they were made already when the states were taken.
@@ -129,7 +134,13 @@ class LastCheckpoint(ModelCheckpoint):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._gradients = checkpoint.get(GRADIENTS, {})
+        gradients = checkpoint.get(GRADIENTS, {})
+        shapes = {name: p.shape for name, p in pl_module.named_parameters()}
+        if not isinstance(gradients, dict) or any(
+            not isinstance(g, Tensor) or g.shape != shapes.get(name) for name, g in gradients.items()
+        ):
+            raise InputError(f"the checkpoint's {GRADIENTS} are not those of this model's parameters.")
+        self._gradients = gradients
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

@@ -5,15 +5,18 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import read_json
 
 RESULTS_FILE = "results.json"
 CONFIG_FILE = "config.yaml"
@@ -21,6 +24,7 @@ CONFIG_FILE = "config.yaml"
 TRAINING_FILE = "training.yaml"
 # Beside the results of a test of episodes: a row an episode, with its accuracy.
 EPISODES_FILE = "episodes.csv"
+LAST_CHECKPOINT = "last.ckpt"  # of every epoch's end, whatever its accuracy
 _ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
 
 
@@ -119,7 +123,7 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
     """
     path = Path(path).expanduser()
     if path.is_file():
-        _check_checkpoint(path)
+        read_checkpoint(path)
         return path
     if not path.exists():
         raise InputError(f"checkpoint {path} does not exist; give a .ckpt file or a run folder as runs/NAME.")
@@ -127,7 +131,7 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
     for folder in [path, *versions]:
         found = _checkpoint_of(folder, prefer)
         if found is not None:
-            _check_checkpoint(found)
+            read_checkpoint(found)
             return found
     raise InputError(
         f"{path} holds no {prefer} checkpoint: looked for checkpoints/ and {RESULTS_FILE} there and in its "
@@ -204,7 +208,7 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> None:
         InputError: as :func:`find_checkpoint`; a checkpoint without a backbone, or with another one.
     """
     file = find_checkpoint(path)
-    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    content = read_checkpoint(file)
     prefix = "backbone."
     state = {key.removeprefix(prefix): v for key, v in content["state_dict"].items() if key.startswith(prefix)}
     if not state:
@@ -221,32 +225,67 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> None:
         ) from error
 
 
-def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
-    checkpoints = folder / "checkpoints"
-    last = checkpoints / "last.ckpt"
-    if prefer == "last":
-        return last if last.is_file() else None
-    if not (folder / RESULTS_FILE).exists():
-        # A killed run: the kept checkpoint is the newest but the last epoch's; which is what a run without
-        # validation keeps.
-        kept = sorted((p for p in checkpoints.glob("*.ckpt") if p != last), key=lambda p: p.stat().st_mtime)
-        return kept[-1] if kept else last if last.is_file() else None
-    try:
-        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder / RESULTS_FILE} cannot be read: {error}.") from error
-    best = results.get("best_checkpoint")
-    return folder / best if best and (folder / best).is_file() else None
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint holds: tensors (on the CPU, read when they are needed), plain values and containers of them.
 
-
-def _check_checkpoint(path: Path) -> None:
+    Raises:
+        InputError: not a regular file, not a checkpoint, packed (it could unpack to any size), or one that names code.
+    """
     try:
+        if not Path(path).is_file():
+            raise OSError("it is not a regular file")
+        with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise OSError("its parts are compressed, which torch.save does not do")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a foreign file raises almost anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path} is not a readable checkpoint ({reason}).") from error
-    if not isinstance(content, dict) or "state_dict" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise InputError(f"{path} is not a checkpoint of this package: it has no 'state_dict'.")
+    return content
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The best of the checkpoint files in a folder, by the score with which each was saved; of equals the newer.
+
+    One without a score, as every epoch's last, is taken only where there is nothing else: then the most trained.
+    """
+    return _choose(folder, lambda score, steps: (score, steps))
+
+
+def _choose(folder: Path, key: Callable[[float, int], Any]) -> Path | None:
+    """The checkpoint file with the highest key of its score and its steps."""
+    files = [path for path in folder.glob("*.ckpt") if path.is_file()]
+    return max(files, key=lambda path: key(*_score(path, read_checkpoint(path))), default=None)
+
+
+def _score(path: Path, checkpoint: Mapping[str, Any]) -> tuple[float, int]:
+    """What was monitored when this file was saved (more is better), and the steps trained until then."""
+    callbacks, steps = checkpoint.get("callbacks"), checkpoint.get("global_step")
+    score = -math.inf
+    for key, state in callbacks.items() if isinstance(callbacks, dict) else ():
+        scores = state.get("best_k_models") if isinstance(state, dict) else None
+        for name, value in scores.items() if isinstance(scores, dict) else ():
+            # By its name: the folder may have been moved.
+            if isinstance(name, str) and Path(name).name == path.name and isinstance(value, Tensor):
+                own = float(value) if value.numel() == 1 else math.nan
+                score = max(score, -own if "'mode': 'min'" in str(key) else own)
+    return score, steps if type(steps) is int else -1
+
+
+def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
+    checkpoints = folder / "checkpoints"
+    last = checkpoints / LAST_CHECKPOINT
+    if prefer == "last":
+        # A full disk can have left the best one only.
+        return last if last.is_file() else _choose(checkpoints, lambda score, steps: steps)
+    if (folder / RESULTS_FILE).exists():
+        best = read_json(folder / RESULTS_FILE).get("best_checkpoint")
+        found = folder / best if isinstance(best, str) and best else None
+        if found is not None and found.is_file() and found.resolve().is_relative_to(folder.resolve()):
+            return found
+    return best_checkpoint(checkpoints)  # a killed run, or its best one was lost
 
 
 def _versions(base: Path) -> list[tuple[int, Path]]:

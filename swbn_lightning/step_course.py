@@ -52,9 +52,8 @@ class StepSizeCourse(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         layers = _swbn_layers(pl_module, type(self).__name__)
-        hparams = pl_module.hparams
-        for option in ("compile", "cuda_graph"):
-            if hparams.get(option):
+        for option, attribute in (("compile", "compiled"), ("cuda_graph", "cuda_graph")):
+            if getattr(pl_module, attribute, False):
                 raise InputError(f"StepSizeCourse: {option}: true keeps the step size of its first step; leave it out.")
         if not math.isfinite(trainer.estimated_stepping_batches):
             raise InputError("StepSizeCourse needs a run with an end: give max_epochs or max_steps.")

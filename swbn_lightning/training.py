@@ -1,7 +1,8 @@
 """What both trainings share: optimiser and schedule, the backbone, the training step."""
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pytorch_lightning as pl
 import torch
@@ -11,12 +12,14 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from swbn_lightning.backbones import Backbone, build_backbone
-from swbn_lightning.captured_step import CapturedStep
+from swbn_lightning.captured_step import CapturedStep, check_graph_can_be_captured
 from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.hyperparameters import MODEL_CLASS, class_name, kept_hyperparameters
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.runs import load_backbone
+from swbn_lightning.not_finite import any_process, first_not_finite, not_finite, state_of
+from swbn_lightning.runs import find_checkpoint, load_backbone, read_checkpoint
 from swbn_lightning.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
@@ -61,8 +64,11 @@ class TrainingModule(pl.LightningModule):
     head: nn.Module
     #: Whether :meth:`embed` gives the backbone's maps, not their averages.
     embeds_maps = False
-    #: Arguments that a checkpoint does not keep, so that they can be chosen anew when it is loaded.
-    not_in_checkpoint: tuple[str, ...] = ("optimizer", "lr_scheduler", "backbone_checkpoint")
+    #: Arguments that a checkpoint does not keep: they are chosen anew when it is loaded. (And for its weights, which it
+    #: has, it shall not fetch others first.)
+    not_in_checkpoint: tuple[str, ...] = (
+        "optimizer", "lr_scheduler", "backbone_checkpoint", "compile", "cuda_graph", "backbone_args.pretrained",
+    )  # fmt: skip
     #: Arguments with options of a norm, in each of which ``step_size`` may be ``auto``.
     norm_arguments: tuple[str, ...] = ("norm_args",)
 
@@ -90,6 +96,7 @@ class TrainingModule(pl.LightningModule):
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
         self.save_hyperparameters(ignore=[*self.not_in_checkpoint, *(["backbone"] if given else [])])
+        self._leave_out_inner_hyperparameters()
         self._auto_step_sizes = {
             name for name in self.norm_arguments if (self.hparams.get(name) or {}).get("step_size") == AUTO
         }
@@ -106,14 +113,54 @@ class TrainingModule(pl.LightningModule):
             # In place, so that the names of the parameters stay; a map's way does not lead through the whole's forward.
             for part in self.backbone.children() if self.embeds_maps else (self.backbone,):
                 part.compile()
-        self.channels_last = channels_last
+        self.channels_last, self.compiled = channels_last, compile
         self._step_budget, self._spare_norms_and_biases = step_budget, spare_norms_and_biases
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self._lr_interval, self._warmup_steps = lr_interval, warmup_steps
         self.cuda_graph = cuda_graph
         self._captured: CapturedStep | None = None
+        self._not_finite: str | None = None  # where an evaluation's first such output began
         #: What the last evaluation of each split gave, for tables and files; plain data.
         self.results: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        strict: bool = True,
+        weights_only: bool = True,
+        **arguments: Any,
+    ) -> Self:
+        """The model of a checkpoint, ready to be used in Python; nothing that the file names is imported or called.
+
+        Args:
+            checkpoint_path: as :func:`~swbn_lightning.runs.find_checkpoint`.
+            map_location: device of the model; None for the CPU.
+            strict: whether the checkpoint must hold all weights of the model, and no others.
+            weights_only: as Lightning has it; here nothing else is to be had.
+            arguments: of the constructor; they beat those that the checkpoint kept.
+
+        Raises:
+            InputError: as :func:`~swbn_lightning.runs.find_checkpoint` and
+                :func:`~swbn_lightning.hyperparameters.kept_hyperparameters`; ``weights_only=False``.
+        """
+        if not weights_only:
+            raise InputError("load_from_checkpoint runs no code of a file: weights_only=False is not to be had here.")
+        file = find_checkpoint(checkpoint_path)
+        checkpoint = read_checkpoint(file)
+        model = cls(**{**kept_hyperparameters(checkpoint, cls, str(file)), **arguments})
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"], strict=strict)
+        return model.to(map_location or "cpu")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[MODEL_CLASS] = class_name(type(self))
+
+    def _leave_out_inner_hyperparameters(self) -> None:
+        for argument, _, key in (name.partition(".") for name in self.not_in_checkpoint):
+            if key and key in (self.hparams.get(argument) or {}):
+                self.hparams[argument] = {k: v for k, v in self.hparams[argument].items() if k != key}
 
     def training_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """The loss to minimise and the accuracy (fraction) of one batch."""
@@ -129,6 +176,27 @@ class TrainingModule(pl.LightningModule):
     def forward(self, images: Tensor) -> Tensor:
         return self.embed(images)
 
+    def watch_finite(self, outputs: Tensor, images: Tensor) -> Tensor:
+        """``outputs`` of an evaluation; if they are not finite, notes where in the network that begins."""
+        if self._not_finite is None and not_finite({"outputs": outputs}):
+            layer = first_not_finite(self, lambda: self(images)) or "the head"
+            bad = [name for name in not_finite(state_of(self)) if name.startswith(f"{layer.partition(' ')[0]}.")]
+            self._not_finite = f"it begins in {layer}" + (f", for {bad[0]} is not finite" if bad else "")
+        return outputs
+
+    def stop_unless_finite(self, split: str) -> None:
+        """End an evaluation that :meth:`watch_finite` noted something of; every process must call it.
+
+        Raises:
+            InputError: with the layer where it begins.
+        """
+        found, self._not_finite = self._not_finite, None
+        if any_process(self.trainer, found is not None):
+            raise InputError(
+                f"{split}: the network's outputs are not finite ({found or 'in another process'}), so no accuracy can "
+                "be read off them. Take an earlier checkpoint, or a wider precision (bf16-mixed, 32-true)."
+            )
+
     def setup(self, stage: str) -> None:
         data = self.image_data
         if data.channels != self.backbone.in_channels:
@@ -140,7 +208,7 @@ class TrainingModule(pl.LightningModule):
         if size is not None:
             self.backbone.check_image_size(size, size)
         if stage == "fit" and self.cuda_graph:
-            _check_graph_can_be_captured(self.trainer)
+            check_graph_can_be_captured(self.trainer)
         if stage == "fit":
             self.resolve_step_size("norm_args", self.backbone)
 
@@ -271,26 +339,6 @@ def _resolve_backbone(
     if norm_args or backbone_args:
         raise InputError("norm_args and backbone_args are for a backbone given by name; this one is built already.")
     return backbone
-
-
-def _check_graph_can_be_captured(trainer: pl.Trainer) -> None:
-    """Raise InputError for what a captured step would leave out or cannot do."""
-    device = trainer.strategy.root_device  # where the model will be
-    problems = {
-        f"it needs a GPU, the device is {device}": device.type != "cuda",
-        f"it works in one process, there are {trainer.world_size}": trainer.world_size > 1,
-        f"gradient_clip_val={trainer.gradient_clip_val} is not part of it": bool(trainer.gradient_clip_val),
-        f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take several of it": (
-            trainer.accumulate_grad_batches != 1
-        ),
-        "precision 16-mixed looks at the gradients on the host to scale the loss; use bf16-mixed": (
-            trainer.precision == "16-mixed"
-        ),
-        "detect_anomaly looks at every value": torch.is_anomaly_enabled() or trainer._detect_anomaly,
-    }
-    for problem, found in problems.items():
-        if found:
-            raise InputError(f"cuda_graph: {problem}; or train with cuda_graph: false.")
 
 
 def check_running_statistics(model: nn.Module) -> None:

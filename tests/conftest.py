@@ -131,3 +131,20 @@ def tiny_mnist(tmp_path_factory) -> Path:
             write_idx(folder / f"{part}-images-idx3-ubyte{suffix}", images)
             write_idx(folder / f"{part}-labels-idx1-ubyte{suffix}", numbers * 7 % 10)
     return root
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The last checkpoint of a training of one step, and the command's arguments for it."""
+    from cli import main
+    from swbn_lightning.runs import find_checkpoint
+
+    root = tmp_path_factory.mktemp("runs")
+    arguments = [
+        "--config", str(REPOSITORY / "configs" / "quickstart.yaml"), f"--run.root={root}", "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false", "--trainer.max_epochs=1", "--data.train.episodes=1",
+        "--data.episodes_per_step=1", "--data.val.episodes=5", "--data.test.episodes=5", "--whiteness.every_n_epochs=0",
+        "--model.backbone=mlp", "--model.backbone_args={hidden: [8]}",
+    ]  # fmt: skip
+    main(["fit", *arguments])
+    return find_checkpoint(root / "quickstart", "last"), arguments

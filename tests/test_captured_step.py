@@ -27,7 +27,7 @@ def _stand_in(monkeypatch):
     if not GPU:
         monkeypatch.setattr(captured_step, "on_side_stream", lambda step: step())
         monkeypatch.setattr(captured_step, "record", lambda step: step)
-        monkeypatch.setattr(training, "_check_graph_can_be_captured", lambda trainer: None)
+        monkeypatch.setattr(training, "check_graph_can_be_captured", lambda trainer: None)
         for name in ("adam", "rmsprop"):
             module = importlib.import_module(f"torch.optim.{name}")
             monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu"])
@@ -228,6 +228,6 @@ def test_what_a_captured_step_cannot_do_is_said(monkeypatch, options, message):
         "strategy": SimpleNamespace(root_device=torch.device("cuda")), "world_size": 1, "gradient_clip_val": None,
         "accumulate_grad_batches": 1, "precision": "bf16-mixed", "_detect_anomaly": False,
     }  # fmt: skip
-    training._check_graph_can_be_captured(SimpleNamespace(**works))
+    training.check_graph_can_be_captured(SimpleNamespace(**works))
     with pytest.raises(ValueError, match=message):
-        training._check_graph_can_be_captured(SimpleNamespace(**works | options))
+        training.check_graph_can_be_captured(SimpleNamespace(**works | options))

@@ -1,6 +1,7 @@
 """Any classification network of torchvision or timm by name, its BatchNorm layers converted."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from swbn_lightning.norms import NormFactory, convert_norms
 
 _CLASSES = 1000  # outputs of the classifier that is taken off; what the ImageNet weights have
 _DECIDED = ("num_classes", "in_chans", "pretrained", "weights", "progress")  # by options of the classes below
+# Arguments of timm's that read files or addresses of one's choice, which a checkpoint's model_args must not say.
+_FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+_OLDEST_TIMM = (1, 0, 26)  # before, it loads pickles that may run code (weights_only=False)
 
 
 class LibraryBackbone(Backbone):
@@ -56,6 +60,11 @@ class LibraryBackbone(Backbone):
         for argument in _DECIDED:
             if argument in arguments:
                 raise InputError(f"{self.name}: model_args must not have {argument!r}; see in_channels and pretrained.")
+        if files := [argument for argument in _FILES if argument in arguments]:
+            raise InputError(
+                f"{self.name}: model_args must not have {files[0]!r}; weights of one's own come in by "
+                "backbone_checkpoint, or in Python by load_state_dict."
+            )
         network, self.num_features = self.build(model, arguments, pretrained)
         if norm.name != "bn" or norm.options or exclude or include not in (("*",), ["*"], "*"):
             network = convert_norms(network, norm, include, exclude)
@@ -165,6 +174,11 @@ class TimmBackbone(LibraryBackbone):
             import timm
         except ImportError as error:
             raise InputError(f"{self.name} needs the package timm ({error}): pip install timm") from error
+        if tuple(int(part) for part in re.findall(r"\d+", timm.__version__)[:3]) < _OLDEST_TIMM:
+            oldest = ".".join(map(str, _OLDEST_TIMM))
+            raise InputError(
+                f"{self.name}: timm {timm.__version__} loads weights that may run code; pip install 'timm>={oldest}'"
+            )
         if not timm.is_model(model):
             raise self.unknown(model, timm.list_models())
         try:

@@ -19,6 +19,7 @@ from swbn_lightning.whiteness.measure import LayerWhiteness, choose_layers, feat
 from swbn_lightning.whiteness.measures import MEASURES
 from swbn_lightning.whiteness.moments import FeatureMoments
 from swbn_lightning.whiteness.records import (
+    COLUMNS,
     MEAN,
     WHITENESS_FILE,
     CorrelationMap,
@@ -163,10 +164,15 @@ class WhitenessMonitor(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = [dict(entry) for entry in state_dict["history"]]
-        self.rows = [dict(row) for row in state_dict.get("rows", [])]
-        maps = state_dict.get("maps", {})
-        self._maps = {layer: {k: CorrelationMap(**m) for k, m in own.items()} for layer, own in maps.items()}
+        self.history = measurements(state_dict.get("history"))
+        self.rows = measurements(state_dict.get("rows"))
+        maps = state_dict.get("maps")
+        try:
+            self._maps = {
+                layer: {k: CorrelationMap(**m) for k, m in own.items()} for layer, own in (maps or {}).items()
+            }
+        except (TypeError, AttributeError):  # from elsewhere, or of another version
+            self._maps = {}
 
     def _measures(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
         if self.every_n_epochs == 0 or next(named_norms(pl_module), None) is None:
@@ -263,6 +269,20 @@ class WhitenessMonitor(pl.Callback):
         if (name, kind) not in self._warned:
             self._warned.add((name, kind))
             rank_zero_warn(message)
+
+
+def measurements(found: Any) -> list[dict[str, Any]]:
+    """What a checkpoint says was measured, if that is what it is; else nothing."""
+    rows = found if isinstance(found, list) else []
+    return [dict(row) for row in rows] if all(_is_measurement(row) for row in rows) else []
+
+
+def _is_measurement(row: Any) -> bool:
+    if not isinstance(row, dict) or not {"epoch", "step", "distance", "rms"} <= row.keys() <= set(COLUMNS):
+        return False
+    layer, numbers = row.get("layer", ""), [value for key, value in row.items() if key != "layer"]
+    whole = type(row["epoch"]) is int and type(row["step"]) is int
+    return whole and isinstance(layer, str) and all(type(value) in (int, float) for value in numbers)
 
 
 def _few_samples(name: str, layer: LayerWhiteness) -> str:

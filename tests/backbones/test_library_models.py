@@ -211,3 +211,16 @@ def test_an_image_that_the_network_cannot_take_is_refused_by_a_trial():
     before = {key: value.clone() for key, value in norms.state_dict().items()}
     norms.check_image_size(32, 32)
     assert all(torch.equal(value, before[key]) for key, value in norms.state_dict().items())
+
+
+@pytest.mark.parametrize("argument", ["checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"])
+def test_no_argument_names_a_file_to_be_read(argument, tmp_path):
+    with pytest.raises(ValueError, match=f"model_args must not have '{argument}'; weights of one's own come in by"):
+        build_backbone("timm/resnet10t", model_args={argument: str(tmp_path)})
+
+
+@pytest.mark.parametrize("version", ["0.9.16", "1.0.9", "1.0.25.dev0"])
+def test_an_old_timm_would_run_what_a_pickle_says(version, monkeypatch):
+    monkeypatch.setattr(timm, "__version__", version)
+    with pytest.raises(ValueError, match=rf"timm {version} loads weights that may run code; .*timm>=1\.0\.26"):
+        build_backbone("timm/resnet10t")

@@ -1,0 +1,74 @@
+"""Finding numbers that are NaN or infinite, and where in a network they begin."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from swbn_lightning.errors import InputError
+
+
+def not_finite(values: Mapping[str, Tensor]) -> list[str]:
+    """Names of those that hold a NaN or an infinity, looked at all at once: one wait for the device."""
+    floating = {name: value for name, value in values.items() if value.is_floating_point() and value.numel()}
+    if not floating:
+        return []
+    finite = torch.stack([torch.isfinite(value).all() for value in floating.values()]).tolist()
+    return [name for name, good in zip(floating, finite, strict=True) if not good]
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Raise :class:`InputError` where values hold a NaN or an infinity.
+
+    Args:
+        values: ``[N, ...]``.
+        what: they are, for the message: "features".
+    """
+    if not_finite({what: values}):
+        bad = (~torch.isfinite(values)).flatten(1).any(1).nonzero().flatten()
+        raise InputError(
+            f"{len(bad)} of {len(values)} {what} are not finite, the first of number {int(bad[0])}: no accuracy can be "
+            "read off them. Look for weights that are NaN, or use a wider precision."
+        )
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and what a checkpoint holds beside them."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def first_not_finite(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    """The first module whose output is not finite in a forward, as ``name (class)``; None where all are."""
+    found: list[str] = []
+
+    def watch(name: str, module: nn.Module) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            # Inner modules end before the outer ones that hold them: the first to be met is the innermost.
+            if not found and not all(torch.isfinite(value).all() for value in tensors_in(output)):
+                found.append(f"{name} ({type(module).__name__})")
+
+        return module.register_forward_hook(hook)
+
+    handles = [watch(name, module) for name, module in model.named_modules() if name]
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def tensors_in(nest: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in a nest of containers."""
+    return (v for v in pytree.tree_leaves(nest) if isinstance(v, Tensor) and v.is_floating_point())
+
+
+def any_process(trainer: pl.Trainer, found: bool) -> bool:
+    """Whether any process has found something; every one must ask."""
+    if trainer.world_size == 1:
+        return found
+    return bool(trainer.strategy.reduce_boolean_decision(found, all=False))

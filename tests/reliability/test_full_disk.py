@@ -1,0 +1,93 @@
+"""A disk that is full at any checkpoint costs nothing of what was there before."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli import main
+from swbn_lightning.runs import best_checkpoint, find_checkpoint
+
+
+@pytest.fixture
+def fails_at(monkeypatch):
+    """The disk has no room for checkpoints whose names begin like this."""
+
+    def arm(start):
+        save = torch.save
+
+        def full(content, file):
+            if Path(file.name).name.startswith(f".{start}"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            save(content, file)
+
+        monkeypatch.setattr(torch, "save", full)
+
+    return arm
+
+
+def fit(trained, folder, *more):
+    given = [*trained[1], f"--run.root={folder}", "--trainer.max_epochs=3", "--checkpoint.monitor=epoch", *more]
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *given])
+    assert stopped.value.code == 2
+    return folder / "quickstart" / "version_0"
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_new_best_that_does_not_fit(keep, trained, tmp_path, fails_at, capsys):
+    fails_at("epoch002")
+    folder = fit(trained, tmp_path, f"--checkpoint.save_top_k={keep}")
+    assert "epoch002" in (said := capsys.readouterr().err) and "No space left on device" in said
+    results = json.loads((folder / "results.json").read_text())
+    assert results["best_checkpoint"].startswith("checkpoints/epoch001") and not results["completed"]
+    assert [row["split"] for row in results["results"]] == ["val (best, epoch 1)", "val (last, epoch 2)"]
+    for prefer, epoch in (("best", 1), ("last", 1)):
+        assert torch.load(find_checkpoint(tmp_path / "quickstart", prefer), weights_only=True)["epoch"] == epoch
+
+
+def test_a_last_epoch_that_does_not_fit(trained, tmp_path, fails_at):
+    fails_at("last")
+    folder = fit(trained, tmp_path)
+    (only,) = (folder / "checkpoints").iterdir()
+    assert only.name.startswith("epoch000")
+    # The good one that is there is found, to be tested and to go on from.
+    assert find_checkpoint(folder) == find_checkpoint(folder, "last") == only
+
+
+def test_no_checkpoint_at_all(trained, tmp_path, fails_at, capsys):
+    fails_at("")
+    folder = fit(trained, tmp_path)
+    results = json.loads((folder / "results.json").read_text())
+    assert results["best_checkpoint"] is None and results["results"][0]["split"] == "val (last, epoch 0)"
+    with pytest.raises(ValueError, match="holds no best checkpoint"):
+        find_checkpoint(folder)
+
+
+def test_results_that_do_not_fit_are_shown_at_least(trained, tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("swbn_lightning.report.write_results", full)
+    with pytest.raises(SystemExit) as stopped:
+        main(["test", *trained[1], f"--run.root={tmp_path}", "--ckpt_path", str(trained[0])])
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and "accuracy ± 95%" in said.out
+    assert "the results could not be written to" in said.err and "No space left on device" in said.err
+
+
+def test_the_best_of_a_killed_run_is_known_by_its_own_score(trained, tmp_path):
+    """Not by its time, which a copy changes."""
+    given = [*trained[1], f"--run.root={tmp_path}", "--trainer.max_epochs=3", "--checkpoint.monitor=epoch"]
+    main(["fit", *given, "--checkpoint.mode=min", "--checkpoint.save_top_k=3"])
+    folder = tmp_path / "quickstart" / "version_0"
+    assert len(list((folder / "checkpoints").glob("epoch*"))) == 3
+    (folder / "results.json").unlink()
+    moved = folder.rename(tmp_path / "moved")
+    assert find_checkpoint(moved).name.startswith("epoch000") and find_checkpoint(moved, "last").name == "last.ckpt"
+    (moved / "checkpoints" / "last.ckpt").unlink()
+    assert find_checkpoint(moved, "last").name.startswith("epoch002")
+    assert best_checkpoint(tmp_path) is None
