@@ -21,6 +21,13 @@ class EpisodeFiles(pl.Callback):
     (``class,name,accuracy``): the share of all its queries that were right, empty for one that no episode drew.
     """
 
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        log_dir = trainer.log_dir  # the processes agree on it here, in a collective
+        self._folder = Path(log_dir) if trainer.loggers and log_dir else None
+
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer, pl_module, "test")
 
@@ -30,10 +37,9 @@ class EpisodeFiles(pl.Callback):
 
     def _write(self, trainer: pl.Trainer, pl_module: Any, split: str) -> None:
         result: EpisodeResult | None = getattr(pl_module, "episode_results", {}).get(split)
-        log_dir = trainer.log_dir  # the processes agree on it here
-        if result is None or not trainer.loggers or not log_dir or not trainer.is_global_zero:
+        folder = self._folder
+        if result is None or folder is None or not trainer.is_global_zero:
             return
-        folder = Path(log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         names = pl_module.class_names(split)
         # repr gives the shortest digits that read back as the same number.

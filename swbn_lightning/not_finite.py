@@ -68,7 +68,13 @@ def tensors_in(nest: Any) -> Iterator[Tensor]:
 
 
 def any_process(trainer: pl.Trainer, found: bool) -> bool:
-    """Whether any process has found something; every one must ask."""
+    """Whether any process has found something; every one must ask.
+
+    Lightning reduces a metric of all processes when it is first read, wherever that is: at an epoch's end process 0 may
+    have read it for its progress bar, which the others do not have. So here all read it first; otherwise process 0
+    would be in another collective than they are.
+    """
     if trainer.world_size == 1:
         return found
+    _ = trainer.callback_metrics
     return bool(trainer.strategy.reduce_boolean_decision(found, all=False))

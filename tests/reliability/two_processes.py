@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from swbn_lightning.checkpoint_io import WholeCheckpointIO
@@ -31,6 +32,15 @@ STOPS = {
     "at an epoch's end": ({0: (4, "train")}, {}),
     "in the last step": ({1: (14, "train")}, {}),
 }
+
+
+# Only process 0 has it, and reads metrics for it: the order of collectives must not depend on that.
+WITH_BAR = {**QUIET, "enable_progress_bar": True}
+
+
+def usual():
+    """The callbacks that a run of the command has."""
+    return RichProgressBar(), StopOnNonFinite(), StopTogether()
 
 
 class Record(pl.Callback):
@@ -68,7 +78,7 @@ def train(name, world, roots, folder):
     last.dirpath = str(folder / name)
     trainer = pl.Trainer(
         max_epochs=4, devices=world, strategy="ddp" if world > 1 else "auto", plugins=[WholeCheckpointIO()],
-        callbacks=[RandomStreams(), record, CheckRanksAgree(), last], **QUIET,
+        callbacks=[RandomStreams(), *usual(), record, CheckRanksAgree(), last], **WITH_BAR,
     )  # fmt: skip
     trainer.fit(model, datamodule=data)
     trainer.test(model, datamodule=data, verbose=False)
@@ -91,8 +101,9 @@ def error_of(root, *callbacks):
     """What a training with these callbacks ends with."""
     model, data = classification(root, batch_size=16)
     trainer = pl.Trainer(
-        max_epochs=1, devices=2, strategy="ddp", callbacks=list(callbacks), enable_checkpointing=False, **QUIET
-    )
+        max_epochs=1, devices=2, strategy="ddp", callbacks=[RichProgressBar(), *callbacks], enable_checkpointing=False,
+        **WITH_BAR,
+    )  # fmt: skip
     try:
         trainer.fit(model, datamodule=data)
     except ValueError as error:
@@ -109,8 +120,8 @@ def stopped(name, root, folder):
     def train(kind, *callbacks, resume=None):
         torch.manual_seed(0)
         model, data = classification(root, batch_size=16)
-        callbacks = (StopTogether(), CheckRanksAgree(), *callbacks)
-        two = {"devices": 2, "strategy": "ddp", "noise": False, **options}
+        callbacks = (*usual(), CheckRanksAgree(), *callbacks)
+        two = {"devices": 2, "strategy": "ddp", "noise": False, "enable_progress_bar": True, **options}
         return fit(folder / "stops" / name / kind, model, data, *callbacks, resume=resume, **two)
 
     record = Record()

@@ -1,0 +1,99 @@
+"""The command on two processes with all that a user has, the progress bar included, in every documented way."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SCALING = REPOSITORY / "configs" / "scaling"
+KINDS = {
+    "few-shot": [
+        "--config", str(REPOSITORY / "configs" / "quickstart.yaml"), "--data.val.episodes=50",
+        "--data.train={ways: 5, shots: 1, queries: 3, episodes: 6}", "--data.test.episodes=50",
+    ],
+    "classification": [
+        "--config", str(REPOSITORY / "configs" / "classification" / "glyphs.yaml"),
+        "--trainer.limit_train_batches=4",
+    ],
+}  # fmt: skip
+SMALL = [
+    "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--whiteness.num_images=64", "--run.name=two",
+    "--model.backbone=mlp", "--model.backbone_args={hidden: [16, 16]}",
+]  # fmt: skip
+DDP = ["--config", str(SCALING / "ddp.yaml")]
+SEVERAL = ["--config", str(SCALING / "several_machines.yaml"), "--trainer.devices=1"]
+CPU = ["--trainer.sync_batchnorm=false", "--trainer.devices=2"]
+
+
+def start(folder, *arguments, launcher=("-m",)):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, "cli", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def assert_ends_well(*processes):
+    for process in processes:
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output[-3000:]
+
+
+def results(folder, number):
+    return json.loads((folder / "runs" / "two" / f"version_{number}" / "results.json").read_text())
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_training_with_the_bar(tmp_path):
+    """Process 0 reduces its metrics for the bar, and was in another collective than process 1."""
+    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    assert_ends_well(start(tmp_path, "fit", *KINDS["few-shot"], *SMALL, *ddp))
+    assert results(tmp_path, 0)["completed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_validation_and_test_with_the_overlay(kind, tmp_path):
+    given = [*KINDS[kind], *DDP, *SMALL, *CPU]
+    assert_ends_well(start(tmp_path, "fit", *given))
+    for number, command in enumerate(("validate", "test"), start=1):
+        assert_ends_well(start(tmp_path, command, *given, "--ckpt_path=runs/two/version_0"))
+        assert results(tmp_path, number)["results"][0]["split"] == command.replace("validate", "val")
+    best = results(tmp_path, 0)["results"][0]["accuracy"]
+    assert results(tmp_path, 1)["results"][0]["accuracy"] == pytest.approx(best, abs=1e-9)
+    assert_ends_well(start(tmp_path, "fit", *given, "--ckpt_path=runs/two/version_0", "--trainer.max_epochs=3"))
+    assert results(tmp_path, 3)["completed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchrun(kind, tmp_path):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    assert_ends_well(start(tmp_path, "fit", *KINDS[kind], *DDP, *SMALL, *CPU, launcher=torchrun))
+    assert results(tmp_path, 0)["completed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_machines(kind, tmp_path):
+    """Each has an address of its own, here on the loopback."""
+    port, machines = free_port(), []
+    for rank in range(2):
+        torchrun = (
+            "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1",
+            "--master-addr=127.0.0.1", f"--master-port={port}", "-m",
+        )  # fmt: skip
+        given = [*KINDS[kind], *SEVERAL, *SMALL, "--trainer.sync_batchnorm=false"]
+        machines.append(start(tmp_path, "fit", *given, launcher=torchrun))
+    assert_ends_well(*machines)
+    assert results(tmp_path, 0)["completed"]
