@@ -5,9 +5,13 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+import pytorch_lightning as pl
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.runs import find_checkpoint, read_checkpoint
 
 KEY = "hyper_parameters"
 MODEL_CLASS = "model_class"
@@ -60,6 +64,54 @@ def kept_hyperparameters(checkpoint: Mapping[str, Any], model_class: type, sourc
         if not _fits(value, hints[name]):
             raise _refused(source, name, f"{value!r} is of the wrong type")
     return kept
+
+
+class PlainModule(pl.LightningModule):
+    """A LightningModule whose checkpoints hold plain arguments, and which is made of nothing else."""
+
+    #: Arguments that a checkpoint does not keep: they are chosen anew when it is loaded. (And for its weights, which it
+    #: has, it shall not fetch others first.) ``"a.b"`` is the key ``b`` of the argument ``a``.
+    not_in_checkpoint: tuple[str, ...] = ()
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        strict: bool = True,
+        weights_only: bool = True,
+        **arguments: Any,
+    ) -> Self:
+        """The model of a checkpoint, ready to be used in Python; nothing that the file names is imported or called.
+
+        Args:
+            checkpoint_path: as :func:`~swbn_lightning.runs.find_checkpoint`.
+            map_location: device of the model; None for the CPU.
+            strict: whether the checkpoint must hold all weights of the model, and no others.
+            weights_only: as Lightning has it; here nothing else is to be had.
+            arguments: of the constructor; they beat those that the checkpoint kept.
+
+        Raises:
+            InputError: as :func:`~swbn_lightning.runs.find_checkpoint` and
+                :func:`kept_hyperparameters`; ``weights_only=False``.
+        """
+        if not weights_only:
+            raise InputError("load_from_checkpoint runs no code of a file: weights_only=False is not to be had here.")
+        file = find_checkpoint(checkpoint_path)
+        checkpoint = read_checkpoint(file)
+        model = cls(**{**kept_hyperparameters(checkpoint, cls, str(file)), **arguments})
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"], strict=strict)
+        return model.to(map_location or "cpu")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[MODEL_CLASS] = class_name(type(self))
+
+    def forget_inner_hyperparameters(self) -> None:
+        """After ``save_hyperparameters``, which knows whole arguments only."""
+        for argument, _, key in (name.partition(".") for name in self.not_in_checkpoint):
+            if key and key in (self.hparams.get(argument) or {}):
+                self.hparams[argument] = {k: v for k, v in self.hparams[argument].items() if k != key}
 
 
 def _refused(source: str, name: object, reason: str) -> InputError:

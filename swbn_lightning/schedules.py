@@ -1,11 +1,12 @@
-"""Learning rates that no schedule of PyTorch's gives."""
+"""Learning rates that no schedule of PyTorch's gives, and how Lightning is told of a schedule."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from swbn_lightning.errors import InputError
 
@@ -41,3 +42,92 @@ class PiecewiseConstantLR(LRScheduler):
         first = float(self.base_lrs[0])
         rate = self.rates[place - 1] if place else first
         return [rate * float(base) / first for base in self.base_lrs]
+
+
+class WarmUp:
+    """Another schedule, whose rates rise linearly over the first steps of the optimiser.
+
+    Step s of the first ``steps`` is made with the share ``(s + 1) / (steps + 1)`` of the rate that the other schedule
+    says. It is the only one that the trainer knows of: two schedules beside each other would multiply what the other
+    sets. The other one sees its own rates, as if there were no warm-up, whether it computes them anew or from the last.
+
+    Args:
+        optimizer: whose rates are scheduled.
+        steps: of the warm-up.
+        schedule: the other one, already made for that optimiser; None for the optimiser's own rates.
+        interval: what the other one counts, ``"step"`` or ``"epoch"``.
+    """
+
+    def __init__(self, optimizer: Optimizer, steps: int, schedule: Any = None, interval: str = "epoch") -> None:
+        self.optimizer, self.steps, self.schedule, self.interval = optimizer, steps, schedule, interval
+        self._done = 0  # steps of the optimiser
+        self._rates = self.get_last_lr()  # of the other schedule
+        self._warm()
+
+    def step(self, epoch_ended: bool = False) -> None:
+        """After a step of the optimiser."""
+        self._done += 1
+        plateau = isinstance(self.schedule, ReduceLROnPlateau)
+        act = self.schedule is not None and not plateau and (self.interval == "step" or epoch_ended)
+        self._let(self.schedule.step if act else lambda: None)
+
+    def look(self, metric: Any) -> None:
+        """For a ``ReduceLROnPlateau``, at the end of an epoch: what it watches."""
+        self._let(lambda: self.schedule.step(metric))
+
+    def get_last_lr(self) -> list[float]:
+        """Each parameter group's rate now."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        inner = None if self.schedule is None else self.schedule.state_dict()
+        return {"steps_done": self._done, "rates": list(self._rates), "schedule": inner}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._done, self._rates = state["steps_done"], list(state["rates"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+
+    def _let(self, act: Any) -> None:
+        """Have the other schedule do something to its own rates."""
+        self._set(self._rates)
+        act()
+        self._rates = self.get_last_lr()
+        self._warm()
+
+    def _warm(self) -> None:
+        share = min(1.0, (self._done + 1) / (self.steps + 1))
+        self._set([rate * share for rate in self._rates])
+
+    def _set(self, rates: Sequence[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):  # which a captured step reads
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, warmup_steps: int) -> list[Any]:
+    """What ``configure_optimizers`` returns of a schedule: one entry, or none where the rate stays.
+
+    Args:
+        schedule: made for the optimiser, or None.
+        optimizer: whose rates it sets.
+        interval: what it counts, ``"epoch"`` or ``"step"``.
+        warmup_steps: of :class:`WarmUp`; 0 for none.
+    """
+    if warmup_steps:
+        return [{"scheduler": WarmUp(optimizer, warmup_steps, schedule, interval), "interval": "step"}]
+    if schedule is None:
+        return []
+    entry: dict[str, Any] = {"scheduler": schedule, "interval": interval}
+    if isinstance(schedule, ReduceLROnPlateau):
+        entry |= {"monitor": watched_by(schedule), "strict": False}  # an epoch without a validation changes nothing
+    return [entry]
+
+
+def watched_by(plateau: ReduceLROnPlateau) -> str:
+    """What a schedule watches: what Lightning's class is told, else the validation's loss, or its accuracy where the
+    schedule waits for a maximum."""
+    usual = "val/loss" if plateau.mode == "min" else "val/accuracy"
+    return getattr(plateau, "monitor", None) or usual

@@ -1,32 +1,33 @@
 """What both trainings share: optimiser and schedule, the backbone, the training step."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from swbn_lightning.backbones import Backbone, build_backbone
 from swbn_lightning.captured_step import CapturedStep, check_graph_can_be_captured
 from swbn_lightning.errors import InputError, unknown_name
-from swbn_lightning.hyperparameters import MODEL_CLASS, class_name, kept_hyperparameters
+from swbn_lightning.hyperparameters import PlainModule
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.not_finite import any_process, first_not_finite, not_finite, state_of
-from swbn_lightning.runs import find_checkpoint, load_backbone, read_checkpoint
+from swbn_lightning.runs import load_backbone
+from swbn_lightning.schedules import WarmUp, schedule_for_trainer, watched_by
 from swbn_lightning.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
 AUTO = "auto"
 
 
-class TrainingModule(pl.LightningModule):
+class TrainingModule(PlainModule):
     """A LightningModule with a backbone whose normalisation layers come from the factory.
 
     A subclass sets its head and defines :meth:`training_loss` and evaluation. Arguments are plain data, so
@@ -64,8 +65,6 @@ class TrainingModule(pl.LightningModule):
     head: nn.Module
     #: Whether :meth:`embed` gives the backbone's maps, not their averages.
     embeds_maps = False
-    #: Arguments that a checkpoint does not keep: they are chosen anew when it is loaded. (And for its weights, which it
-    #: has, it shall not fetch others first.)
     not_in_checkpoint: tuple[str, ...] = (
         "optimizer", "lr_scheduler", "backbone_checkpoint", "compile", "cuda_graph", "backbone_args.pretrained",
     )  # fmt: skip
@@ -96,7 +95,7 @@ class TrainingModule(pl.LightningModule):
             raise InputError(f"warmup_steps must be at least 0, got {warmup_steps}.")
         given = isinstance(backbone, nn.Module)
         self.save_hyperparameters(ignore=[*self.not_in_checkpoint, *(["backbone"] if given else [])])
-        self._leave_out_inner_hyperparameters()
+        self.forget_inner_hyperparameters()
         self._auto_step_sizes = {
             name for name in self.norm_arguments if (self.hparams.get(name) or {}).get("step_size") == AUTO
         }
@@ -122,45 +121,6 @@ class TrainingModule(pl.LightningModule):
         self._not_finite: str | None = None  # where an evaluation's first such output began
         #: What the last evaluation of each split gave, for tables and files; plain data.
         self.results: dict[str, dict[str, Any]] = {}
-
-    @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls,
-        checkpoint_path: str | Path,
-        map_location: Any = None,
-        strict: bool = True,
-        weights_only: bool = True,
-        **arguments: Any,
-    ) -> Self:
-        """The model of a checkpoint, ready to be used in Python; nothing that the file names is imported or called.
-
-        Args:
-            checkpoint_path: as :func:`~swbn_lightning.runs.find_checkpoint`.
-            map_location: device of the model; None for the CPU.
-            strict: whether the checkpoint must hold all weights of the model, and no others.
-            weights_only: as Lightning has it; here nothing else is to be had.
-            arguments: of the constructor; they beat those that the checkpoint kept.
-
-        Raises:
-            InputError: as :func:`~swbn_lightning.runs.find_checkpoint` and
-                :func:`~swbn_lightning.hyperparameters.kept_hyperparameters`; ``weights_only=False``.
-        """
-        if not weights_only:
-            raise InputError("load_from_checkpoint runs no code of a file: weights_only=False is not to be had here.")
-        file = find_checkpoint(checkpoint_path)
-        checkpoint = read_checkpoint(file)
-        model = cls(**{**kept_hyperparameters(checkpoint, cls, str(file)), **arguments})
-        model.on_load_checkpoint(checkpoint)
-        model.load_state_dict(checkpoint["state_dict"], strict=strict)
-        return model.to(map_location or "cpu")
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[MODEL_CLASS] = class_name(type(self))
-
-    def _leave_out_inner_hyperparameters(self) -> None:
-        for argument, _, key in (name.partition(".") for name in self.not_in_checkpoint):
-            if key and key in (self.hparams.get(argument) or {}):
-                self.hparams[argument] = {k: v for k, v in self.hparams[argument].items() if k != key}
 
     def training_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """The loss to minimise and the accuracy (fraction) of one batch."""
@@ -286,19 +246,22 @@ class TrainingModule(pl.LightningModule):
 
     def _configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self._optimizer(self._parameters_to_train())
-        schedulers: list[Any] = []
-        if self._warmup_steps:
-            warmup = torch.optim.lr_scheduler.LinearLR(
-                optimizer, start_factor=1 / (self._warmup_steps + 1), total_iters=self._warmup_steps
-            )
-            schedulers.append({"scheduler": warmup, "interval": "step", "name": "lr-warmup"})
-        if self._lr_scheduler is not None:
-            scheduler = self._lr_scheduler(optimizer)
-            entry: dict[str, Any] = {"scheduler": scheduler, "interval": self._lr_interval}
-            if isinstance(scheduler, ReduceLROnPlateau):
-                entry["monitor"] = scheduler.monitor
-            schedulers.append(entry)
-        return [optimizer], schedulers
+        schedule = None if self._lr_scheduler is None else self._lr_scheduler(optimizer)
+        return [optimizer], schedule_for_trainer(schedule, optimizer, self._lr_interval, self._warmup_steps)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        if isinstance(scheduler, WarmUp):
+            scheduler.step(epoch_ended=self.trainer.is_last_batch)
+        else:
+            super().lr_scheduler_step(scheduler, metric)
+
+    def on_train_epoch_end(self) -> None:
+        warm_up = self.lr_schedulers()
+        plateau = warm_up.schedule if isinstance(warm_up, WarmUp) else None
+        if isinstance(plateau, ReduceLROnPlateau):
+            metric = self.trainer.callback_metrics.get(watched_by(plateau))
+            if metric is not None:  # an epoch without a validation has none
+                warm_up.look(metric)
 
     def _parameters_to_train(self) -> Any:
         if not self._spare_norms_and_biases:
