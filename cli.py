@@ -1,5 +1,6 @@
 """The command: ``swbn fit|train|validate|test|predict --config FILE``, and ``swbn compare|report RUN…``."""
 
+import functools
 import logging
 import os
 import pydoc
@@ -48,6 +49,9 @@ _HELP = (
     "writes one HTML page about runs; see `swbn compare --help`, `swbn report --help`. A configuration is code: it "
     "names classes that are imported and called. Read one that is not yours before you use it (docs/security.md)."
 )
+_BEST = "epoch{epoch:03d}-accuracy{val/accuracy:.4f}"
+_EVERY = "epoch{epoch:03d}-step{step:06d}"  # of a checkpoint that nothing is monitored for; no two are of one step
+_MADE_LATER = ("optimizer", "lr_scheduler")  # arguments of the model
 _PROCESS_WORDS = ("best", "last", "hpc", "registry")
 # Said about data that lie in memory and about runs that are short on purpose.
 _NOISE = (
@@ -74,10 +78,8 @@ class SwbnCLI(LightningCLI):
             {
                 "checkpoint.monitor": "val/accuracy",
                 "checkpoint.mode": "max",
-                "checkpoint.filename": "epoch{epoch:03d}-accuracy{val/accuracy:.4f}",
+                "checkpoint.filename": _BEST,
                 "checkpoint.auto_insert_metric_name": False,
-                # After the epoch's whiteness is measured, so that the checkpoint holds it.
-                "checkpoint.save_on_train_epoch_end": True,
             }
         )
 
@@ -85,7 +87,21 @@ class SwbnCLI(LightningCLI):
         super().parse_arguments(parser, args)
         self._command_line = shlex.join(["swbn", *(sys.argv[1:] if args is None else args)])
         command = self.config.subcommand
-        _check_seed(self.config[command].get("seed_everything"))
+        own = self.config[command]
+        _check_seed(own.get("seed_everything"))
+        own.run.root = str(Path(own.run.root).expanduser())
+        timed = own.checkpoint.every_n_train_steps or own.checkpoint.train_time_interval if command == "fit" else None
+        if timed and str(own.checkpoint.monitor).startswith("val/"):
+            raise InputError(
+                "checkpoints by steps or time are saved between validations, when there is no "
+                f"{own.checkpoint.monitor}: give --checkpoint.monitor null, and --checkpoint.save_top_k -1 to keep all."
+            )
+        if command == "fit" and own.checkpoint.save_on_train_epoch_end is None:
+            # At an epoch's end where it has just been validated: then its whiteness is measured, too, and the file
+            # holds it. Else right after the validation whose figures its name has.
+            trainer = own.trainer
+            every_epoch = trainer.check_val_every_n_epoch == 1 and trainer.val_check_interval in (None, 1.0)
+            own.checkpoint.save_on_train_epoch_end = every_epoch
         path = self.config[command].get("ckpt_path")
         if path is None:
             if command != "fit" and not self.config[command].trainer.fast_dev_run:
@@ -106,26 +122,32 @@ class SwbnCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
-        checkpoint = config.get("ckpt_path")
-        if not checkpoint or not config.get("model"):
+        if not config.get("model"):
             super().instantiate_classes()
             return
         model_class: Any = pydoc.locate(config.model.class_path)
-        kept = kept_hyperparameters(read_checkpoint(checkpoint), model_class, checkpoint)
-        _say_what_the_checkpoint_overrides(config.model.get("init_args") or {}, kept)
+        settings = config.model.get("init_args") or Namespace()
+        checkpoint, kept = config.get("ckpt_path"), {}
+        if checkpoint:
+            kept = kept_hyperparameters(read_checkpoint(checkpoint), model_class, checkpoint)
+            _say_what_the_checkpoint_overrides(settings, kept)
 
-        def with_kept(kind: type, *args: Any, **given: Any) -> Any:
+        def make(kind: type, *args: Any, **given: Any) -> Any:
+            given |= {name: _without_parser(settings.get(name), given[name]) for name in _MADE_LATER if name in given}
             try:
                 return kind(*args, **{**given, **kept})
             except InputError:
                 raise
             except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+                if not checkpoint:
+                    raise
                 raise InputError(f"{checkpoint}: no {kind.__name__} can be made as it says: {error}") from error
 
-        # Past the parser, which would read strings as YAML, and mappings as classes.
-        self.parser.add_instantiator(with_kept, model_class, subclasses=False)
+        # Past the parser, which would read a checkpoint's strings as YAML, and its mappings as classes.
+        self.parser.add_instantiator(make, model_class, subclasses=False)
         super().instantiate_classes()
-        config.model.init_args = Namespace({**vars(config.model.get("init_args", Namespace())), **kept})  # to be saved
+        if kept:
+            config.model.init_args = Namespace({**vars(settings), **kept})  # to be saved
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = {**self._get(self.config_init, "trainer"), **kwargs}
@@ -145,6 +167,8 @@ class SwbnCLI(LightningCLI):
             callbacks.append(_report_page())  # after those whose files it shows
         if config.get("enable_checkpointing") is not False and not probing:
             best = self._get(self.config_init, "checkpoint")
+            if best.filename == _BEST and best.monitor is None:
+                best.filename = _EVERY
             if self._can_be_monitored(best.monitor):
                 callbacks.append(best)
             callbacks.append(LastCheckpoint())
@@ -293,6 +317,18 @@ def _say_what_the_checkpoint_overrides(given: Any, kept: dict[str, Any]) -> None
     for key, value in kept.items():
         if key in given and _plain(given[key]) != value:
             print(f"swbn: the checkpoint's {key}={value!r} is used, not {_plain(given[key])!r}.", file=sys.stderr)
+
+
+def _without_parser(settings: Any, made: Any) -> Any:
+    """What makes an optimiser or schedule later, as a class and its arguments.
+
+    jsonargparse's own (``made``) holds the parser, and by it the command, the trainer and the data: whoever copies the
+    model would copy them. It stays where an argument is to be made, too.
+    """
+    arguments = _plain(settings.get("init_args", {})) if isinstance(settings, Namespace) else {"class_path": ""}
+    if "class_path" in str(arguments) or settings.get("dict_kwargs"):
+        return made
+    return functools.partial(pydoc.locate(settings.class_path), **arguments)  # type: ignore[misc, arg-type, operator]
 
 
 def _plain(value: Any) -> Any:

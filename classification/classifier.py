@@ -42,7 +42,7 @@ class ImageClassifier(TrainingModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        data = self.image_data
+        data = self.image_data()
         if not isinstance(data, ClassificationDataModule):
             raise InputError(f"ImageClassifier needs a classification data module, got {type(data).__name__}.")
         if data.num_classes != self.num_classes:

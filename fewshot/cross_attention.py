@@ -86,7 +86,7 @@ class CrossAttentionNetwork(EpisodicModule):
         """Make what depends on the data; Lightning calls this before it makes the optimiser."""
         if self._trainer is None:  # loaded from a checkpoint, whose weights tell the sizes
             return
-        data = self.episodic_data
+        data = self.episodic_data()
         self._make_head(map_positions(self.backbone, data.image_size), f"the data's images of {data.image_size} pixels")
         if self.trainer.state.fn == "fit":
             assert self.head is not None

@@ -45,10 +45,9 @@ class EpisodicModule(TrainingModule):
         #: Accuracy of every episode of the last evaluation of each split.
         self.episode_results: dict[str, EpisodeResult] = {}
 
-    @property
     def episodic_data(self) -> EpisodicDataModule | Learn2LearnDataModule:
         """The trainer's data module."""
-        data = self.image_data
+        data = self.image_data()
         if not isinstance(data, EpisodicDataModule | Learn2LearnDataModule):
             raise InputError(
                 f"{type(self).__name__} needs an EpisodicDataModule or a Learn2LearnDataModule, got "
@@ -58,14 +57,14 @@ class EpisodicModule(TrainingModule):
 
     def class_names(self, split: str) -> tuple[str, ...]:
         """The names of a split's classes, by their numbers."""
-        data = self.episodic_data
+        data = self.episodic_data()
         if isinstance(data, Learn2LearnDataModule):
             return tuple(str(label) for label in data.task_split(split).class_numbers)
         return data.evaluation_task(split).class_names
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        _ = self.episodic_data
+        _ = self.episodic_data()
         self._by_batch = norm_by_batch(self)
         if self._by_batch is not None and stage != "predict":
             rank_zero_warn(
@@ -123,7 +122,7 @@ class EpisodicModule(TrainingModule):
         check_running_statistics(self)
         if getattr(self.head, "transductive", False):
             raise InputError("predict names each image by itself; leave out transductive: true.")
-        data = self.episodic_data
+        data = self.episodic_data()
         assert isinstance(data, EpisodicDataModule) and data.prediction is not None
         support = data.prediction.support
         with torch.no_grad():
@@ -160,7 +159,7 @@ class EpisodicModule(TrainingModule):
 
     def _evaluate(self, split: str) -> None:
         self.stop_unless_finite(split)
-        data = self.episodic_data
+        data = self.episodic_data()
         if isinstance(data, Learn2LearnDataModule):
             result, facts = self._result_of_tasks(data, split)
         else:
@@ -195,7 +194,7 @@ class EpisodicModule(TrainingModule):
         index, features = self._gather_embedded()
         labels = task.labels[index.cpu()]
         if self._by_batch is not None:
-            features = self.episodic_data.image_set(split).images[index.cpu()]
+            features = self.episodic_data().image_set(split).images[index.cpu()]
         if len(index) < len(task.labels):
             whole = task.whole_classes(labels)
             features, labels = features[whole.to(features.device)], labels[whole]
@@ -250,7 +249,7 @@ class EpisodicModule(TrainingModule):
         return result, facts
 
     def _embed_pixels(self, images: Tensor) -> Tensor:
-        return self.embed(self.episodic_data.normalize(images.to(self.device)))
+        return self.embed(self.episodic_data().normalize(images.to(self.device)))
 
     def _may_go_on(self, split: str, labels: Tensor, task: EvaluationTask) -> bool:
         """Whether an evaluation of a part of the split can be made; says so where that was not to be expected."""

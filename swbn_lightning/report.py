@@ -62,7 +62,7 @@ class ResultTable(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._clock.go_on()
         if isinstance(pl_module, TrainingModule) and not trainer.sanity_checking and "val" in pl_module.results:
-            row = {**pl_module.results["val"], "epoch": trainer.current_epoch}
+            row = {**pl_module.results["val"], "epoch": trainer.current_epoch, "step": trainer.global_step}
             if trainer.state.fn == "fit":
                 self._history.append(row)
             else:
@@ -106,11 +106,11 @@ class ResultTable(pl.Callback):
         rows = []
         if checkpoint:
             saved = read_checkpoint(checkpoint)
-            best = [row for row in self._history if row["epoch"] == saved["epoch"]][-1:]
+            best = [row for row in self._history if row["step"] == saved["global_step"]][-1:]
             rows = [
                 _with_whiteness({**r, "split": f"val (best, epoch {r['epoch']})"}, _whiteness_in(saved)) for r in best
             ]
-        if not rows or rows[0]["epoch"] != last["epoch"]:
+        if not rows or rows[0]["step"] != last["step"]:
             rows.append(_with_whiteness({**last, "split": f"val (last, epoch {last['epoch']})"}, history))
         return rows
 

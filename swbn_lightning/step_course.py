@@ -112,7 +112,7 @@ class WhitenedStart(pl.Callback):
         layers = _swbn_layers(pl_module, type(self).__name__)
         if trainer.ckpt_path:
             return
-        images = pl_module.image_data.sample_images(self.num_images, "train").to(pl_module.device)
+        images = pl_module.image_data().sample_images(self.num_images, "train").to(pl_module.device)
         whiten_layers(pl_module.backbone, layers, lambda: pl_module.embed(images), self.floor)
         rank_zero_info(f"W of {len(layers)} layers starts from the whitening of {len(images)} images")
 

@@ -158,7 +158,7 @@ class TrainingModule(PlainModule):
             )
 
     def setup(self, stage: str) -> None:
-        data = self.image_data
+        data = self.image_data()
         if data.channels != self.backbone.in_channels:
             raise InputError(
                 f"the images have {data.channels} channel(s), but the backbone takes {self.backbone.in_channels}: "
@@ -190,7 +190,6 @@ class TrainingModule(PlainModule):
         where = "" if argument == "norm_args" else f" of {argument}"
         rank_zero_info(f"step_size: auto{where} is {value:.3g} for {forwards} training forwards")
 
-    @property
     def image_data(self) -> ImageDataModule:
         """The trainer's data module."""
         data = getattr(self.trainer, "datamodule", None)

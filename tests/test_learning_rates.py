@@ -1,4 +1,4 @@
-"""The rates that are used and logged, of every schedule, with a warm-up or without; against rates worked out by hand."""
+"""The rates that are used and logged, of every schedule, with a warm-up or without, against rates worked by hand."""
 
 import math
 
