@@ -39,6 +39,10 @@ class BatchWhitening(WhiteningNorm):
             dtype = WF.accumulation_dtype(x.dtype)
             return WF.whiten(WF.center(x, mean.to(dtype)), w, self.weight, self.bias)
 
+    def _covariance_dtype(self, x: Tensor) -> torch.dtype:
+        """In which the covariance is summed, and what is made of it computed."""
+        return WF.accumulation_dtype(x.dtype)
+
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
         """``S^(-1/2)`` of ``[g, d, d]``."""
         raise NotImplementedError
@@ -48,14 +52,18 @@ class BatchWhitening(WhiteningNorm):
         count = self._check_batch(x, synchronized)
         if count == 0 and not synchronized:
             return self._forward_empty(x)
+        given, wide = x.dtype, self._covariance_dtype(x)
+        if wide == torch.float64 and count <= self.num_features // self.num_groups + 1:
+            # Directions without variance, whose gradient is a difference of values 1 / sqrt(eps) times as large.
+            x = x.double()
         plain = not synchronized and is_transformed()
         samples: int | Tensor = count
         if plain:
             mean = WF.batch_mean(x)
             centred = WF.center(x, mean)
-            s = WF.covariance(centred, self.num_groups)
+            s = WF.covariance(centred, self.num_groups, dtype=wide)
         else:
-            centred, s, mean, samples = center(x, self.num_groups, synchronized)
+            centred, s, mean, samples = center(x, self.num_groups, synchronized, wide)
         s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         w = self._inverse_sqrt(s)
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
@@ -67,8 +75,8 @@ class BatchWhitening(WhiteningNorm):
                 accepted = all_finite(w_now, batch)
                 self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w_now)
         if plain:
-            return WF.whiten(centred, w, self.weight, self.bias)
-        return output(centred, w, self.weight, self.bias, x)
+            return WF.whiten(centred, w, self.weight, self.bias).to(given)
+        return output(centred, w, self.weight, self.bias, x).to(given)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
         w = self.get_buffer("whitening_matrix")
