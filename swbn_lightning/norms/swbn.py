@@ -140,7 +140,8 @@ class SWBN(WhiteningNorm):
             if mean is None or variance is None:
                 if self._check_batch(x, synchronized=False) == 0:
                     return self._forward_empty(x)
-                xs, *_ = WF.standardize_batch(x, self.eps)
+                standardize = WF.standardize_plainly if is_transformed() else WF.standardize_batch
+                xs, *_ = standardize(x, self.eps)
             else:
                 xs = WF.standardize_fixed(x, mean, variance, self.eps)
             return WF.whiten(xs, w, self.weight, self.bias)
@@ -193,9 +194,9 @@ class SWBN(WhiteningNorm):
 
     def _forward_plain(self, x: Tensor) -> Tensor:
         """A training forward without autograd functions of our own."""
-        xs, mean, variance, _ = WF.standardize_batch(x, self.eps)
-        with torch.no_grad():
-            w = self._step(mean, variance, WF.as_rows(xs), None, math.prod(x.shape[2:]))
+        xs, mean, variance = WF.standardize_plainly(x, self.eps)
+        with torch.no_grad():  # which does not stop forward-mode derivatives, for which W is a constant too
+            w = self._step(mean, variance, WF.as_rows(xs).detach(), None, math.prod(x.shape[2:])).detach()
         return WF.whiten(xs, w, self.weight, self.bias)
 
     def _step_once(self, grad_enabled: bool, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
