@@ -26,6 +26,20 @@ def is_transformed() -> bool:
     return tracing or torch.autograd.forward_ad._current_level >= 0
 
 
+def laid_out_as(y: Tensor, x: Tensor) -> Tensor:
+    """``y`` with the strides that an operator on each value of ``x`` would give it.
+
+    Where a dimension is 1 several strides mean the same places, and what comes next reads a memory format off them.
+    A copy where they differ: a view would not let what comes next work in place. Not in a program that is traced or
+    compiled, nor in a transform.
+    """
+    if y.stride() == x.stride() or torch.compiler.is_compiling() or is_transformed():
+        return y
+    if y.stride() == torch.empty_like(x, device="meta").stride():  # `x` has holes
+        return y
+    return torch.empty_like(x, dtype=y.dtype).copy_(y)
+
+
 def whiten_standardized(
     x: Tensor,
     rows: Tensor,
