@@ -1,5 +1,6 @@
 """Whitening normalisation layers and the factory that puts them into networks."""
 
+from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.convert import append_norm, convert_norms, revert_norms
 from swbn_lightning.norms.dbn import DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.factory import NormFactory, named_norms, norm_layer_types
@@ -24,6 +25,7 @@ __all__ = [
     "SWBN1d",
     "SWBN2d",
     "SWBN3d",
+    "WhiteningNorm",
     "append_norm",
     "check_norms",
     "convert_norms",

@@ -1,12 +1,14 @@
 """What every whitening layer shares: BatchNorm's contract, and state that never drops below float32."""
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import Any
 
 import torch
+import torch.nn.utils.fusion
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError, require_positive
@@ -86,6 +88,16 @@ class WhiteningNorm(nn.Module):
         for health in _HEALTH:
             self.register_buffer(health, torch.empty_like(counter), persistent=False)
         self.reset_parameters()
+
+    def __getattr__(self, name: str) -> Any:
+        # PyTorch's fusers ask for no class, only for a BatchNorm's attributes: they would leave W out, silently.
+        asked = name == "running_var" and not torch.compiler.is_compiling()
+        if asked and sys._getframe(1).f_code.co_filename == torch.nn.utils.fusion.__file__:
+            raise InputError(
+                f"torch.nn.utils fuses no {type(self).__name__}: it knows nothing of the whitening matrix. "
+                "swbn_lightning.fuse_norms(model) fuses all whitening layers of a network."
+            )
+        return super().__getattr__(name)
 
     def reset_running_stats(self) -> None:
         """Mean 0, variance 1, W the identity, counters 0: everything that was learnt from batches."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.closed_form import center, is_transformed, output
+from swbn_lightning.norms.closed_form import center, is_transformed, laid_out_as, output
 from swbn_lightning.norms.distributed import is_synchronized
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.recompute import first_run, is_recomputing, outside_selective_checkpointing
@@ -27,17 +27,23 @@ class BatchWhitening(WhiteningNorm):
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
         with without_autocast(x.device.type):
-            mean, w = self.running_mean, self.whitening_matrix
             training = self.training and not is_frozen(self)  # the mode may have been assigned
-            if training or mean is None or w is None:
-                return self._forward_batch(x, training)
-            if 0 in x.shape[2:]:
-                return self._forward_empty(x)
-            if graph_may_hold_state():
-                # The graph must not hold the buffers: a training forward before the backward would change them.
-                mean, w = mean.clone(), w.clone()
-            dtype = WF.accumulation_dtype(x.dtype)
-            return WF.whiten(WF.center(x, mean.to(dtype)), w, self.weight, self.bias)
+            if training or self.running_mean is None or self.whitening_matrix is None:
+                return laid_out_as(self._forward_batch(x, training), x)
+            return laid_out_as(self._forward_evaluation(x, self.running_mean, self.whitening_matrix), x)
+
+    def _forward_evaluation(self, x: Tensor, mean: Tensor, w: Tensor) -> Tensor:
+        if 0 in x.shape[2:]:
+            return self._forward_empty(x)
+        if graph_may_hold_state():
+            # The graph must not hold the buffers: a training forward before the backward would change them.
+            mean, w = mean.clone(), w.clone()
+        dtype = WF.accumulation_dtype(x.dtype)
+        return WF.whiten(WF.center(x, mean.to(dtype)), w, self.weight, self.bias)
+
+    def _covariance_dtype(self, x: Tensor) -> torch.dtype:
+        """In which the covariance is summed, and what is made of it computed."""
+        return WF.accumulation_dtype(x.dtype)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
         """``S^(-1/2)`` of ``[g, d, d]``."""
@@ -48,14 +54,18 @@ class BatchWhitening(WhiteningNorm):
         count = self._check_batch(x, synchronized)
         if count == 0 and not synchronized:
             return self._forward_empty(x)
+        given, wide = x.dtype, self._covariance_dtype(x)
+        if wide == torch.float64 and count <= self.num_features // self.num_groups + 1:
+            # Directions without variance, whose gradient is a difference of values 1 / sqrt(eps) times as large.
+            x = x.double()
         plain = not synchronized and is_transformed()
         samples: int | Tensor = count
         if plain:
             mean = WF.batch_mean(x)
             centred = WF.center(x, mean)
-            s = WF.covariance(centred, self.num_groups)
+            s = WF.covariance(centred, self.num_groups, dtype=wide)
         else:
-            centred, s, mean, samples = center(x, self.num_groups, synchronized)
+            centred, s, mean, samples = center(x, self.num_groups, synchronized, wide)
         s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         w = self._inverse_sqrt(s)
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
@@ -67,8 +77,8 @@ class BatchWhitening(WhiteningNorm):
                 accepted = all_finite(w_now, batch)
                 self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w_now)
         if plain:
-            return WF.whiten(centred, w, self.weight, self.bias)
-        return output(centred, w, self.weight, self.bias, x)
+            return WF.whiten(centred, w, self.weight, self.bias).to(given)
+        return output(centred, w, self.weight, self.bias, x).to(given)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
         w = self.get_buffer("whitening_matrix")

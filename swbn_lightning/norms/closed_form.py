@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
+from swbn_lightning.norms import products
 from swbn_lightning.norms.base import without_autocast
 from swbn_lightning.norms.distributed import all_reduce, merge_covariance, merge_mean
 
@@ -23,6 +24,20 @@ def is_transformed() -> bool:
     """
     tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
     return tracing or torch.autograd.forward_ad._current_level >= 0
+
+
+def laid_out_as(y: Tensor, x: Tensor) -> Tensor:
+    """``y`` with the strides that an operator on each value of ``x`` would give it.
+
+    Where a dimension is 1 several strides mean the same places, and what comes next reads a memory format off them.
+    A copy where they differ: a view would not let what comes next work in place. Not in a program that is traced or
+    compiled, nor in a transform.
+    """
+    if y.stride() == x.stride() or torch.compiler.is_compiling() or is_transformed():
+        return y
+    if y.stride() == torch.empty_like(x, device="meta").stride():  # `x` has holes
+        return y
+    return torch.empty_like(x, dtype=y.dtype).copy_(y)
 
 
 def whiten_standardized(
@@ -78,10 +93,10 @@ class _WhitenStandardized(torch.autograd.Function):
         total: Tensor | None,
         centred: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        y = WF.empty_like_rows(rows, x.shape, WF.channels_are_last(x))
+        y = products.empty_like_rows(rows, x.shape, WF.channels_are_last(x))
         a = WF.scaled(w, weight)
         a = _times(a, rstd) if centred else a
-        return WF.multiply_into(y, a, rows, bias), rows.detach(), rstd.detach()
+        return products.multiply_into(y, a, rows, bias), rows.detach(), rstd.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -166,11 +181,13 @@ def _standardize_backward(
     rest = torch.addcmul((s1 * scale / -n).to(rows.dtype), rows, slope.to(rows.dtype))
     if grad_rows is not None:
         rest = rest + (grad_rows * scale).to(rest.dtype)
-    grad_x = WF.multiply(_times(a, scale).mT, g, rest, ctx.shape, ctx.last)
+    grad_x = products.multiply(_times(a, scale).mT, g, rest, ctx.shape, ctx.last)
     return grad_x if after is None else (grad_x * WF.per_channel(after, grad_x)).to(rows.dtype)
 
 
-def center(x: Tensor, num_groups: int, synchronized: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def center(
+    x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A batch, or this process's part of it, centred, and its covariance; the gradient goes through both.
 
     With ``xc = x - mean`` and ``S = xc^T xc / n``, from ``G = dL/dxc`` and ``H = dL/dS``::
@@ -183,32 +200,36 @@ def center(x: Tensor, num_groups: int, synchronized: bool) -> tuple[Tensor, Tens
         x: ``[N, C, ...]``; with ``synchronized`` its samples may be fewer here than elsewhere, or none.
         num_groups: blocks of channels whose covariances are taken apart.
         synchronized: use the statistics of the batch on all processes: two collectives, and one backward.
+        dtype: of ``S`` and of what is exchanged, the same in all processes; by default float32 or better.
 
     Returns:
         ``xc [n, C]`` as rows, in the dtype of ``x``; ``S [g, C/g, C/g]``, divided by the number of samples; the mean
         ``[C]`` and the number of samples ``[]`` (of all processes), which carry no gradient.
     """
-    return _Center.apply(x, num_groups, synchronized)
+    return _Center.apply(x, num_groups, synchronized, dtype or WF.accumulation_dtype(x.dtype))
 
 
 class _Center(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, num_groups: int, synchronized: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = WF.as_rows(x)
         count = rows.shape[0]
         mean = WF.batch_mean(rows)
         total = mean.new_full((), count)
         if synchronized:
-            mean, total = merge_mean(mean, count)
+            mean, total = merge_mean(mean.to(dtype), count)
+            mean = mean.to(WF.accumulation_dtype(rows.dtype))
         centred = WF.center(rows, mean)
-        s = WF.gram(centred, centred, num_groups) / max(count, 1)
+        s = WF.gram(centred, centred, num_groups, dtype) / max(count, 1)
         if synchronized:
             s = merge_covariance(s, count, total)
         return centred, s, mean, total
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: tuple[Tensor, ...]) -> None:
-        x, _, ctx.synchronized = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, _, ctx.synchronized, _ = inputs
         centred, _, mean, total = output
         ctx.save_for_backward(centred)
         ctx.mark_non_differentiable(mean, total)
@@ -216,22 +237,23 @@ class _Center(torch.autograd.Function):
         ctx.shape, ctx.last = x.shape, WF.channels_are_last(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_s: Tensor, *_: Any) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, grad_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         (centred,) = ctx.saved_tensors
         with without_autocast(centred.device.type):
-            sums, h = grad.sum(0, dtype=grad_s.dtype), grad_s + grad_s.mT
+            wide = WF.accumulation_dtype(grad.dtype)
+            sums, h = grad.sum(0, dtype=wide).to(grad_s.dtype), grad_s + grad_s.mT
             if ctx.synchronized:
                 merged = all_reduce(torch.cat([sums, h.flatten()]))
                 sums, h = merged[: len(sums)], merged[len(sums) :].view_as(h)
             n = ctx.total if ctx.synchronized else centred.shape[0]
             if centred.dtype == torch.float16:
                 # H is of the gradient's size divided by the variance, soon below what float16 holds.
-                grad, centred = grad.to(grad_s.dtype), centred.to(grad_s.dtype)
-                rest = grad - sums / n
-                dx = WF.multiply(h / n, centred, rest, ctx.shape, ctx.last)
-                return dx.to(torch.float16), None, None
+                grad, centred = grad.to(wide), centred.to(wide)
+                rest = grad - (sums / n).to(wide)
+                dx = products.multiply(h / n, centred, rest, ctx.shape, ctx.last)
+                return dx.to(torch.float16), None, None, None
             rest = grad - (sums / n).to(grad.dtype)
-            return WF.multiply(h / n, centred, rest, ctx.shape, ctx.last), None, None
+            return products.multiply(h / n, centred, rest, ctx.shape, ctx.last), None, None, None
 
 
 def output(rows: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Tensor:
@@ -246,7 +268,7 @@ def output(rows: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: 
 class _Output(torch.autograd.Function):
     @staticmethod
     def forward(rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
-        return WF.multiply_into(WF.empty_like_rows(rows, shape, last), matrix, rows, bias)
+        return products.multiply_into(products.empty_like_rows(rows, shape, last), matrix, rows, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -259,6 +281,7 @@ class _Output(torch.autograd.Function):
         rows, matrix = ctx.saved_tensors
         with without_autocast(rows.device.type):
             g = WF.as_rows(grad)
-            grad_bias = None if ctx.bias_dtype is None else g.sum(0, dtype=matrix.dtype).to(ctx.bias_dtype)
+            sums = None if ctx.bias_dtype is None else g.sum(0, dtype=WF.accumulation_dtype(g.dtype))
+            grad_bias = None if sums is None else sums.to(ctx.bias_dtype)
             grad_matrix = WF.gram(g, rows, matrix.shape[0]).to(matrix.dtype)
-            return WF.multiply(matrix.mT, g, None, g.shape, True), grad_matrix, grad_bias, None, None
+            return products.multiply(matrix.mT, g, None, g.shape, True), grad_matrix, grad_bias, None, None

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import require_positive
+from swbn_lightning.norms import products
 from swbn_lightning.norms.batch_whitening import BatchWhitening
 from swbn_lightning.norms.inverse_sqrt import zca_inverse_sqrt
 
@@ -20,6 +21,8 @@ class DBN(BatchWhitening):
         y  = gamma * (W xc) + beta
 
     The gradient goes through mean, covariance and decomposition, and is finite also where eigenvalues are equal.
+    Directions without variance are multiplied by ``1 / sqrt(eps)``, so whatever is of size d x d is float64, and so is
+    a batch of at most one sample more than a group has channels.
     ``running <- (1 - momentum) * running + momentum * batch`` for the mean and for W; evaluation uses these two.
     Without running statistics the batch's own are used in both modes. A batch that is not finite leaves the state
     as it was and is counted in ``num_batches_rejected``. The decomposition waits for the host on a GPU, so this
@@ -73,6 +76,9 @@ class DBN(BatchWhitening):
         super().__init__(
             num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
         )
+
+    def _covariance_dtype(self, x: Tensor) -> torch.dtype:
+        return products.widest_dtype(x.device)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
         return zca_inverse_sqrt(covariance, floor=self.eps)

@@ -104,41 +104,71 @@ def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
     """
     finite = torch.isfinite(covariance).all(-1, keepdim=True).all(-2, keepdim=True)
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    w = _InverseSqrt.apply(torch.where(finite, covariance, eye), floor)
+    s = torch.where(finite, covariance, eye)
+    w = _by_corrections(s, floor) if is_transformed() else _InverseSqrt.apply(s, floor)[0]
     return torch.where(finite, w, torch.nan)
 
 
+def _decompose(s: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``S^(-1/2)``, ``S^(1/2)``, and the latter's eigenvalues and vectors."""
+    values, vectors = torch.linalg.eigh(s)
+    roots = values.clamp(min=floor).sqrt()
+    return (vectors / roots.unsqueeze(-2)) @ vectors.mT, (vectors * roots.unsqueeze(-2)) @ vectors.mT, roots, vectors
+
+
+def _solve(g: Tensor, roots: Tensor, vectors: Tensor) -> Tensor:
+    """``X`` of ``Q X + X Q = G`` for a symmetric ``Q`` with given eigenvalues and vectors."""
+    return vectors @ (vectors.mT @ g @ vectors / (roots.unsqueeze(-1) + roots.unsqueeze(-2))) @ vectors.mT
+
+
+def _by_corrections(s: Tensor, floor: float) -> Tensor:
+    """The same of plain operators, for what autograd functions do not support; derivatives up to the fourth order.
+
+    From constants that are right, corrections that are 0: ``Q <- Q + X`` with ``Q0 X + X Q0 = S - Q Q``, and
+    ``W <- 2 W - W Q W``. Each of the first makes one more order of the derivatives right, each of the second doubles
+    it. (An autograd function with a forward-mode rule is silently wrong where two such derivatives are nested.)
+    """
+    w, q, roots, vectors = (constant.detach() for constant in _decompose(s.detach(), floor))
+    s = (s + s.mT) / 2
+    change = s - s.detach() + q @ q
+    for _ in range(4):
+        q = q + _solve(change - q @ q, roots, vectors)
+    for _ in range(3):
+        w = 2 * w - w @ q @ w
+    return w
+
+
 class _InverseSqrt(torch.autograd.Function):
-    """``W = S^(-1/2)``. From ``W W = S^(-1)``: ``dL/dS = -W^2 X W^2`` with ``X W + W X = dL/dW``."""
+    """``W = Q^(-1)`` and ``Q = S^(1/2)``, so ``dW = -W dQ W`` with ``Q dQ + dQ Q = dS``.
+
+    By way of ``Q``, which is as small as ``S`` is: where an eigenvalue is small ``W`` is large, and each factor of it
+    multiplies what rounding has left.
+    """
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, floor: float) -> Tensor:
-        values, vectors = torch.linalg.eigh(s)
-        inverse_roots = values.clamp(min=floor).rsqrt()
-        w = (vectors * inverse_roots.unsqueeze(-2)) @ vectors.mT
-        ctx.save_for_backward(w, inverse_roots, vectors)
-        return w
+    def forward(ctx: Any, s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        w, q, roots, vectors = _decompose(s, floor)
+        ctx.save_for_backward(w, q, roots, vectors)
+        return w, q
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        w, inverse_roots, vectors = ctx.saved_tensors
-        x = _Sylvester.apply(w, (grad + grad.mT) / 2, inverse_roots, vectors)
-        square = w @ w
-        return -square @ x @ square, None
+    def backward(ctx: Any, grad_w: Tensor, grad_q: Tensor) -> tuple[Tensor, None]:
+        w, q, roots, vectors = ctx.saved_tensors
+        grad = grad_q - w @ grad_w @ w
+        return _Sylvester.apply(q, (grad + grad.mT) / 2, roots, vectors), None
 
 
 class _Sylvester(torch.autograd.Function):
-    """``X`` of ``X W + W X = G`` for a symmetric ``W`` with given eigenvalues and vectors."""
+    """:func:`_solve`, with its derivative by ``Q`` too."""
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, g: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        inner = vectors.mT @ g @ vectors / (values.unsqueeze(-1) + values.unsqueeze(-2))
-        x = vectors @ inner @ vectors.mT
-        ctx.save_for_backward(w, x, values, vectors)
+    def forward(ctx: Any, q: Tensor, g: Tensor, roots: Tensor, vectors: Tensor) -> Tensor:
+        x = _solve(g, roots, vectors)
+        ctx.save_for_backward(q, x, roots, vectors)
         return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        w, x, values, vectors = ctx.saved_tensors
-        z = _Sylvester.apply(w, grad, values, vectors)
+        q, x, roots, vectors = ctx.saved_tensors
+        z = _Sylvester.apply(q, grad, roots, vectors)
         return -(x.mT @ z + z @ x.mT), z, None, None

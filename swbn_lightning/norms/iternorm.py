@@ -4,8 +4,11 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import require_positive
+from swbn_lightning.norms import products
 from swbn_lightning.norms.batch_whitening import BatchWhitening
 from swbn_lightning.norms.inverse_sqrt import newton_inverse_sqrt
+
+_MOST_IN_FLOAT32 = 9  # iterations
 
 
 class IterNorm(BatchWhitening):
@@ -74,6 +77,11 @@ class IterNorm(BatchWhitening):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_iterations={self.num_iterations}"
+
+    def _covariance_dtype(self, x: Tensor) -> torch.dtype:
+        # Each iteration multiplies directions without variance, and what rounding left there, by up to 1.5.
+        exact = self.num_iterations > _MOST_IN_FLOAT32
+        return products.widest_dtype(x.device) if exact else super()._covariance_dtype(x)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
         return newton_inverse_sqrt(covariance, self.num_iterations)

@@ -13,7 +13,7 @@ from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms import kernels
 from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.closed_form import is_transformed, whiten_standardized
+from swbn_lightning.norms.closed_form import is_transformed, laid_out_as, whiten_standardized
 from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.recompute import (
@@ -128,22 +128,8 @@ class SWBN(WhiteningNorm):
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
         with without_autocast(x.device.type):
-            if self.training and not is_frozen(self):  # the mode may have been assigned
-                return self._forward_training(x)
-            mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
-            if 0 in x.shape[2:]:
-                return self._forward_empty(x)
-            if graph_may_hold_state():
-                # The graph must not hold the buffers: a training forward before the backward would change them.
-                w = w.clone()
-                mean, variance = (None if value is None else value.clone() for value in (mean, variance))
-            if mean is None or variance is None:
-                if self._check_batch(x, synchronized=False) == 0:
-                    return self._forward_empty(x)
-                xs, *_ = WF.standardize_batch(x, self.eps)
-            else:
-                xs = WF.standardize_fixed(x, mean, variance, self.eps)
-            return WF.whiten(xs, w, self.weight, self.bias)
+            training = self.training and not is_frozen(self)  # the mode may have been assigned
+            return laid_out_as(self._forward_training(x) if training else self._forward_evaluation(x), x)
 
     def reset_running_stats(self) -> None:
         super().reset_running_stats()
@@ -153,6 +139,23 @@ class SWBN(WhiteningNorm):
         text = f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
         text += "" if self.cov_samples is None else f", cov_samples={self.cov_samples}"
         return text if self.update_every == 1 else f"{text}, update_every={self.update_every}"
+
+    def _forward_evaluation(self, x: Tensor) -> Tensor:
+        mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
+        if 0 in x.shape[2:]:
+            return self._forward_empty(x)
+        if graph_may_hold_state():
+            # The graph must not hold the buffers: a training forward before the backward would change them.
+            w = w.clone()
+            mean, variance = (None if value is None else value.clone() for value in (mean, variance))
+        if mean is None or variance is None:
+            if self._check_batch(x, synchronized=False) == 0:
+                return self._forward_empty(x)
+            standardize = WF.standardize_plainly if is_transformed() else WF.standardize_batch
+            xs, *_ = standardize(x, self.eps)
+        else:
+            xs = WF.standardize_fixed(x, mean, variance, self.eps)
+        return WF.whiten(xs, w, self.weight, self.bias)
 
     def _forward_training(self, x: Tensor) -> Tensor:
         synchronized = is_synchronized(self.sync)
@@ -193,9 +196,9 @@ class SWBN(WhiteningNorm):
 
     def _forward_plain(self, x: Tensor) -> Tensor:
         """A training forward without autograd functions of our own."""
-        xs, mean, variance, _ = WF.standardize_batch(x, self.eps)
-        with torch.no_grad():
-            w = self._step(mean, variance, WF.as_rows(xs), None, math.prod(x.shape[2:]))
+        xs, mean, variance = WF.standardize_plainly(x, self.eps)
+        with torch.no_grad():  # which does not stop forward-mode derivatives, for which W is a constant too
+            w = self._step(mean, variance, WF.as_rows(xs).detach(), None, math.prod(x.shape[2:])).detach()
         return WF.whiten(xs, w, self.weight, self.bias)
 
     def _step_once(self, grad_enabled: bool, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:

@@ -24,7 +24,7 @@ def images(*lead):
     return torch.randn(*lead, 8, 4, 5, 5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "dbn"])
 def test_models_trained_side_by_side_by_vmap(name):
     models = [layer(name) for _ in range(3)]
     x = images(3)

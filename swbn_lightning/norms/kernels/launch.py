@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms import kernels
+from swbn_lightning.norms import kernels, products
 from swbn_lightning.norms.kernels import channel_kernels as C
 from swbn_lightning.norms.kernels import sample_kernels as S
 
@@ -102,7 +102,7 @@ def output(x: Tensor, mean: Tensor, rstd: Tensor, matrix: Tensor, bias: Tensor |
     """``xs A^T + beta`` in shape, layout and dtype of ``x``, with ``A`` of ``[d, d]`` in its dtype."""
     rows = WF.as_rows(x)
     n, d = rows.shape
-    y = WF.empty_like_rows(rows, x.shape, True)
+    y = products.empty_like_rows(rows, x.shape, True)
     options = blocks("output", d, x.dtype)
     grid = (_ceil(n, options["BLOCK_N"]) * _ceil(d, options["BLOCK_D"]),)
     with _on(x.device):
@@ -147,7 +147,7 @@ def gradients(
         )  # fmt: skip
         if not of_x:
             return None, grad_weight, grad_bias
-        dx = WF.empty_like_rows(rows, x.shape, True)
+        dx = products.empty_like_rows(rows, x.shape, True)
         options = blocks("gradient", d, x.dtype)
         grid = (_ceil(n, options["BLOCK_N"]) * _ceil(d, options["BLOCK_D"]),)
         _launch(
