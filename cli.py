@@ -138,7 +138,7 @@ class SwbnCLI(LightningCLI):
                 return kind(*args, **{**given, **kept})
             except InputError:
                 raise
-            except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+            except (AttributeError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
                 if not checkpoint:
                     raise
                 raise InputError(f"{checkpoint}: no {kind.__name__} can be made as it says: {error}") from error
@@ -218,13 +218,11 @@ def main(args: Sequence[str] | None = None) -> None:
             else:
                 _run_lightning(args)
             screen.flush()
-        except (ValueError, MisconfigurationException) as error:
+        except (ValueError, RuntimeError, MisconfigurationException) as error:
             mistake = _mistake(error)
             if mistake is None:
                 raise
-            # Names of files and what stands in them may be anything, a terminal's commands too.
-            said = "\n".join(printable(line) for line in str(mistake).splitlines())
-            print(f"swbn: error: {said}", file=sys.stderr)
+            print(f"swbn: error: {_printable_lines(str(mistake))}", file=sys.stderr)
             raise SystemExit(2) from None
         if screen.lost is not None and not isinstance(screen.lost, BrokenPipeError):  # whose reader had enough
             print(f"swbn: not all could be shown ({screen.lost}); files are whole.", file=sys.stderr)
@@ -240,7 +238,8 @@ def _run_lightning(args: Sequence[str] | None) -> None:
         args = _without_alias(args)
     for message in _NOISE:
         warnings.filterwarnings("ignore", message)
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_is_no_advertisement)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_to_be_said)
+    warnings.formatwarning = _printable_warning
     try:
         SwbnCLI(
             pl.LightningModule,
@@ -269,8 +268,8 @@ def console() -> None:
 
 def _mistake(error: BaseException | None) -> BaseException | None:
     """The user's mistake among the causes of an error: jsonargparse wraps what a constructor raises."""
-    # Lightning's, once the batches are counted; a plain ValueError.
-    if str(error).lstrip().startswith("`val_check_interval`"):
+    # Lightning's, once the batches are counted, and torch's, of weights that do not fit.
+    if str(error).lstrip().startswith(("`val_check_interval`", "Error(s) in loading state_dict")):
         return error
     while error is not None and not isinstance(error, InputError | MisconfigurationException):
         error = error.__cause__
@@ -282,8 +281,19 @@ def _check_seed(seed: Any) -> None:
         raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, as numpy's generator takes it, got {seed}.")
 
 
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    return "Tip: For seamless cloud" not in record.getMessage()
+def _to_be_said(record: logging.LogRecord) -> bool:
+    """Whether a message of Lightning's is none that advertises; and no name in it acts on the terminal."""
+    record.msg, record.args = _printable_lines(record.getMessage()), ()
+    return "Tip: For seamless cloud" not in record.msg
+
+
+def _printable_warning(message: Any, category: type[Warning], filename: str, lineno: int, line: Any = None) -> str:
+    return f"{filename}:{lineno}: {category.__name__}: {_printable_lines(str(message))}\n"
+
+
+def _printable_lines(text: str) -> str:
+    """Names of files and what stands in them may be anything, a terminal's commands too."""
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def _without_alias(arguments: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from swbn_lightning.data.decode import read_images
 from swbn_lightning.data.files import require_regular
 from swbn_lightning.data.folders import image_files, load_class_folders
 from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import printable
 
 PREDICTIONS_FILE = "predictions.csv"
 
@@ -102,7 +103,7 @@ class PredictionTable(pl.Callback):
         probabilities = torch.cat(self._probabilities)
         table = Table("image", "class", "probability")
         for file, row in zip(files, probabilities, strict=True):
-            table.add_row(Text(file), Text(names[int(row.argmax())]), f"{row.max():.3f}")
+            table.add_row(Text(printable(file)), Text(printable(names[int(row.argmax())])), f"{row.max():.3f}")
         console = Console()
         console.print(table)
         if trainer.loggers and trainer.log_dir:

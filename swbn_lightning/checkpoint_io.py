@@ -10,10 +10,12 @@ import torch
 from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
+from swbn_lightning.checkpoint_content import plain_content
 from swbn_lightning.errors import InputError
 
 # In the folder of a sharded checkpoint: Lightning's own file, and torch's.
 _SHARDED = ("meta.pt", ".metadata")
+_SAVED: set[str] = set()  # paths of checkpoints that this process saved
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
@@ -25,15 +27,15 @@ class WholeCheckpointIO(TorchCheckpointIO):
     stays. Files that are not local are written as Lightning does.
 
     What is read is tensors, numbers, strings and containers of them (``weights_only=True``), whatever the caller or
-    ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` says. Of the files that a checkpoint's ``ModelCheckpoint`` remembers, which it
-    would remove as better ones come, only those in the checkpoint's own folder are believed. What is removed is a
-    checkpoint: a file, or a folder that a sharded one is in, never another folder.
+    ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` says; and no ``ModelCheckpoint`` remembers files, which it would remove as
+    better ones come. What is removed is a file that this process saved, or a folder that a sharded checkpoint is in.
 
     Raises:
         InputError: a file that cannot be written, as of a full disk, with the reason.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        _SAVED.add(str(path))
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -61,42 +63,20 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
-        _forget_foreign_files(checkpoint, Path(path).resolve().parent)
-        return checkpoint
+        return plain_content(super().load_checkpoint(path, map_location, weights_only=True), str(path))
 
     def remove_checkpoint(self, path: Any) -> None:
-        if "://" in str(path):
+        path = str(path)
+        if path in _SAVED and "://" in path:
             super().remove_checkpoint(path)
-            return
-        path = Path(path)
-        if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-        elif any((path / name).is_file() for name in _SHARDED):
-            shutil.rmtree(path)
+        elif path in _SAVED and not Path(path).is_dir():
+            Path(path).unlink(missing_ok=True)
+        elif (
+            Path(path).is_dir() and not Path(path).is_symlink() and any(Path(path, name).is_file() for name in _SHARDED)
+        ):
+            shutil.rmtree(path)  # which no plugin writes, but the strategy
         else:
-            rank_zero_warn(f"{path} is a folder without a sharded checkpoint in it, and is left as it is.")
-
-
-def _forget_foreign_files(checkpoint: Any, folder: Path) -> None:
-    """Have every ``ModelCheckpoint`` begin anew whose files lie elsewhere than in the checkpoint's own folder."""
-    callbacks = checkpoint.get("callbacks") if isinstance(checkpoint, dict) else None
-    if isinstance(callbacks, dict):
-        for key, state in callbacks.items():
-            if isinstance(state, dict) and "best_model_path" in state and not _all_inside(state, folder):
-                callbacks[key] = {"best_model_path": "", "best_model_score": None, "dirpath": ""}
-
-
-def _all_inside(state: dict[str, Any], folder: Path) -> bool:
-    """Whether all files that a ``ModelCheckpoint`` remembers lie in a folder, wherever links lead."""
-    best = state.get("best_k_models")
-    if not isinstance(best, dict):
-        return False
-    named = [*best, *(state.get(name, "") for name in ("best_model_path", "kth_best_model_path", "last_model_path"))]
-    try:
-        return all(type(path) is str and Path(path).resolve().parent == folder for path in named if path != "")
-    except (OSError, ValueError, RuntimeError):  # a null byte, a loop of links
-        return False
+            rank_zero_warn(f"{path} was not saved by this process, and is left as it is.")
 
 
 def _sync_folder(folder: Path) -> None:

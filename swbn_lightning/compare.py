@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
 
     setting: str
     label: str
-    seeds: tuple[int, ...]
+    seeds: tuple[int | None, ...]  # one a training; None of one without a seed
     episodes: int  # that all runs of the table share
     accuracy: Interval  # over the episodes; of several seeds over the seeds
     over_episodes: Interval | None  # the difference to the first run on each episode (of common seeds, their mean)
@@ -89,12 +89,12 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
     Args:
         runs: two or more, each ``PATH`` or ``LABEL=PATH``: the folder of a test, a run (``runs/NAME``), or a folder of
             runs that differ in their seeds alone. Of several tests of one seed the newest of the newest training
-            counts, by the times that the runs wrote down.
+            counts, by the times that the runs wrote down. A training without a seed is paired with no other.
 
     Raises:
         InputError: fewer than two; a path without a test of episodes; a test whose training is not found; trainings
-            under one path that differ in more than the seed; several tests of which the newest is not known; no setting
-            that all have; the same setting on other episodes.
+            under one path that differ in more than the seed; several tests of which the newest is not known; a test
+            whose accuracy is not that of its episodes; no setting that all have; the same setting on other episodes.
     """
     if len(runs) < 2:
         raise InputError(f"compare needs at least two runs, as in swbn compare runs/A runs/B; got {len(runs)}.")
@@ -122,7 +122,8 @@ def as_csv(lines: Sequence[Comparison]) -> str:
     for line in lines:
         intervals = (line.accuracy, line.over_episodes, line.over_seeds)
         values = [value for found in intervals for value in (found[:3] if found else (None, None, None))]
-        seeds, paired = (" ".join(map(str, own)) for own in (line.seeds, line.paired_seeds))
+        known = [seed for seed in line.seeds if seed is not None]
+        seeds, paired = (" ".join(map(str, own)) for own in (known, line.paired_seeds))
         rows.append([line.setting, line.label, seeds, paired, line.episodes, *values, line.distinguishable])
     return csv_text(["setting", "run", "seeds", "paired_seeds", "episodes", *columns, "distinguishable"], rows)
 
@@ -163,24 +164,25 @@ def _check_same_episodes(setting: str, of_runs: list[tuple[str, list[SavedTest]]
 
 def _lines(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> list[Comparison]:
     number = min(len(test.accuracies) for _, tests in of_runs for test in tests)  # a prefix is the shorter evaluation
-    base = {test.seed: test.accuracies[:number] for test in of_runs[0][1]}
+    base = {test.identity: test.accuracies[:number] for test in of_runs[0][1]}
     lines = []
     for label, tests in of_runs:
-        own = {test.seed: test.accuracies[:number] for test in tests}
+        own = {test.identity: test.accuracies[:number] for test in tests}
         accuracy = mean_interval(_of_each(own)) if len(own) > 1 else mean_interval(next(iter(own.values())))
         over_episodes = over_seeds = None
         common: list[int] = []
         if label != of_runs[0][0]:
-            common = [seed for seed in own if seed in base]
-            sides = [[side[seed] for seed in common or side] for side in (own, base)]
+            common = [seed for seed in own if isinstance(seed, int) and seed in base]
+            sides = [[side[key] for key in common or side] for side in (own, base)]
             over_episodes = paired_difference(*(_mean_of_each_episode(side) for side in sides))
             if common:
                 over_seeds = paired_difference(*([fmean(values) for values in side] for side in sides))
-        lines.append(Comparison(setting, label, tuple(own), number, accuracy, over_episodes, over_seeds, tuple(common)))
+        seeds = tuple(test.seed for test in tests)
+        lines.append(Comparison(setting, label, seeds, number, accuracy, over_episodes, over_seeds, tuple(common)))
     return lines
 
 
-def _of_each(tests: dict[int, tuple[float, ...]]) -> list[float]:
+def _of_each(tests: dict[int | str, tuple[float, ...]]) -> list[float]:
     return [fmean(values) for values in tests.values()]
 
 

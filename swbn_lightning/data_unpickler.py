@@ -9,8 +9,8 @@ when a pickle stores something under a high number. Time and memory stay in prop
 
 import math
 import pickle
+import secrets
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,6 +21,7 @@ import numpy as np
 
 from swbn_lightning.data.files import shown_text
 from swbn_lightning.errors import InputError
+from swbn_lightning.pickle_names import CONTAINERS, DTYPES, KEYS, LEAVES, NAMES, NUMBERS, Name
 
 MAX_STEPS = 40_000_000
 """Opcodes in a pickle; 450,000 images, each an array of its own, take ten million. One takes at most some 100 bytes."""
@@ -28,37 +29,13 @@ MAX_STEPS = 40_000_000
 MAX_TUPLES = 10
 """How deep tuples may be nested: hash() follows them without a limit."""
 
-MAX_DIMENSIONS = 32
-"""Of an array; numpy 1 has no more."""
+MAX_NUMERIC_KEYS = 10_000  # in a dict; numbers can be chosen so that each takes as long as all before it
+
+MAX_DIMENSIONS = 32  # of an array; numpy 1 has no more
 
 _OTHER_ARRAY = "it holds an array of another kind than plain numbers"
 _LARGE = 2**20  # longer byte strings are read into a bytearray, which an array can use as it is and may write to
 _WHOLE_NUMBERS = range(-(2**63), 2**64)
-
-
-class _Name(Enum):
-    """What a pickle of data may name. A mark each, which nobody can call."""
-
-    RECONSTRUCT, SCALAR, FROMBUFFER, NDARRAY, DTYPE, ENCODE, EMPTY_BYTES = range(7)
-
-
-_NAMES = {
-    ("numpy", "ndarray"): _Name.NDARRAY,
-    ("numpy", "dtype"): _Name.DTYPE,
-    # How Python 3 writes bytes in pickles of protocol 2, and how it writes b"".
-    ("_codecs", "encode"): _Name.ENCODE,
-    ("__builtin__", "bytes"): _Name.EMPTY_BYTES,
-}
-for _package in ("numpy.core", "numpy._core"):  # numpy 2 renamed it
-    _NAMES[f"{_package}.multiarray", "_reconstruct"] = _Name.RECONSTRUCT
-    _NAMES[f"{_package}.multiarray", "scalar"] = _Name.SCALAR
-    _NAMES[f"{_package}.numeric", "_frombuffer"] = _Name.FROMBUFFER
-
-_DTYPES = {code: np.dtype(code) for code in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
-_NUMBERS = frozenset({bool, int, float, *(dtype.type for dtype in _DTYPES.values())})
-_KEYS = frozenset({str, bytes, NoneType, *_NUMBERS})
-_LEAVES = frozenset({bytearray, np.ndarray, *_KEYS})
-_CONTAINERS = frozenset({list, tuple, dict})
 
 
 class _Unfinished:
@@ -83,6 +60,7 @@ class DataUnpickler(pickle._Unpickler):
     """
 
     stack: list[Any]
+    metastack: list[list[Any]]
     memo: dict[int, Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
@@ -90,14 +68,13 @@ class DataUnpickler(pickle._Unpickler):
 
     def __init__(self, file: BinaryIO, path: str | Path) -> None:
         super().__init__(file, encoding="latin1")
-        self._file, self._path = file, path
-        self._size = file.seek(0, 2)
+        self._file, self._path, self._size = file, path, file.seek(0, 2)
         file.seek(0)
         self.readline = file.readline
-        self.metastack: list[list[Any]] = []
-        self.stack = []
+        self.metastack, self.stack = [], []
         self.append = self.stack.append
         self._spent = {"arrays": 0, "encoded text": 0}  # bytes
+        self._numeric_keys, self._secret = 0, secrets.randbits(60)
         self._depths: dict[int, tuple[int, tuple]] = {}  # of tuples that hold tuples; held, so that an id stays theirs
 
     def load(self) -> Any:
@@ -122,9 +99,9 @@ class DataUnpickler(pickle._Unpickler):
             raise UnpicklingError("it is cut short")
         return content
 
-    def find_class(self, module: str, name: str) -> _Name:
+    def find_class(self, module: str, name: str) -> Name:
         try:
-            return _NAMES[module, name]
+            return NAMES[module, name]
         except KeyError:
             raise InputError(
                 f"{self._path} names {shown_text(f'{module}.{name}')}, which is neither an array, a list nor a string: "
@@ -182,6 +159,18 @@ class DataUnpickler(pickle._Unpickler):
 
     def load_setitems(self) -> None:
         self._set(self.pop_mark())
+
+    def load_put(self) -> None:
+        self._put(int(self.readline()))
+
+    def load_binput(self) -> None:
+        self._put(self.read(1)[0])
+
+    def load_long_binput(self) -> None:
+        self._put(int.from_bytes(self.read(4), "little"))
+
+    def load_memoize(self) -> None:
+        self._put(len(self.memo))
 
     def load_get(self) -> None:
         self._get(int(self.readline()))
@@ -256,12 +245,23 @@ class DataUnpickler(pickle._Unpickler):
         target, keys, values = self.stack[-1], pairs[::2], pairs[1::2]
         if type(target) is not dict or len(keys) != len(values):
             raise UnpicklingError("it sets items of something that is no dict, or a key without a value")
-        if foreign := [key for key in keys if type(key) not in _KEYS]:
+        if foreign := [key for key in keys if type(key) not in KEYS]:
             raise UnpicklingError(f"a {type(foreign[0]).__name__} is the key of a dict; only text and numbers can be")
+        if numbers := sum(type(key) in NUMBERS for key in keys):
+            self._numeric_keys, in_all = self._numeric_keys + numbers, 10 * MAX_NUMERIC_KEYS
+            if len(target) + len(keys) > MAX_NUMERIC_KEYS or self._numeric_keys > in_all:
+                raise UnpicklingError(
+                    f"it has more than {MAX_NUMERIC_KEYS} numbers as keys of a dict, or {in_all} in all"
+                )
         target.update(zip(keys, values, strict=True))
 
+    def _put(self, number: int) -> None:
+        if not 0 <= number < 2**32:
+            raise UnpicklingError("it stores something under a number of more than 32 bits")
+        self.memo[number ^ self._secret] = self.stack[-1]  # so that nobody can choose numbers that collide
+
     def _get(self, number: int) -> None:
-        value = self.memo[number]
+        value = self.memo[number ^ self._secret]
         if isinstance(value, _Unfinished):  # it was stored before it was built
             if value.value is None:
                 raise UnpicklingError("it uses an array that is not finished")
@@ -269,23 +269,23 @@ class DataUnpickler(pickle._Unpickler):
         self.append(value)
 
     def _made(self, name: Any, arguments: Any) -> Any:
-        if isinstance(name, _Name) and type(arguments) is tuple:
+        if isinstance(name, Name) and type(arguments) is tuple:
             match name, arguments:
-                case _Name.RECONSTRUCT, (_Name.NDARRAY, (0,), b"b" | "b"):
+                case Name.RECONSTRUCT, (Name.NDARRAY, (0,), b"b" | "b"):
                     return _Unfinished()
-                case _Name.DTYPE, (str() as code, 0, 1) if code in _DTYPES:
-                    return _Unfinished(_DTYPES[code])
-                case _Name.SCALAR, (np.dtype() as dtype, raw):
+                case Name.DTYPE, (str() as code, 0, 1) if code in DTYPES:
+                    return _Unfinished(DTYPES[code])
+                case Name.SCALAR, (np.dtype() as dtype, raw):
                     return self._array((), dtype, "C", raw)[()]
-                case _Name.FROMBUFFER, (raw, np.dtype() as dtype, shape, "C" | "F" as order):
+                case Name.FROMBUFFER, (raw, np.dtype() as dtype, shape, "C" | "F" as order):
                     return self._array(shape, dtype, order, raw)
-                case _Name.FROMBUFFER, (raw, np.dtype() as dtype, shape, "K", tuple() as axes) if len(axes) == len(
+                case Name.FROMBUFFER, (raw, np.dtype() as dtype, shape, "K", tuple() as axes) if len(axes) == len(
                     shape
                 ):
                     return self._array(shape, dtype, "C", raw).transpose(axes)
-                case _Name.ENCODE, (str() as text, "latin1"):
+                case Name.ENCODE, (str() as text, "latin1"):
                     return self._encoded(text)
-                case _Name.EMPTY_BYTES, ():
+                case Name.EMPTY_BYTES, ():
                     return b""
         raise UnpicklingError("it calls something, or makes an array of another kind than plain numbers")
 
@@ -323,11 +323,11 @@ class DataUnpickler(pickle._Unpickler):
         pending, seen = [content], set()
         while pending:
             value = pending.pop()
-            if type(value) in _CONTAINERS:
+            if type(value) in CONTAINERS:
                 if id(value) not in seen:
                     seen.add(id(value))
                     pending.extend(value.values() if type(value) is dict else value)
-            elif type(value) not in _LEAVES:
+            elif type(value) not in LEAVES:
                 raise UnpicklingError("it holds something that is neither a number, text nor a finished array")
         return content
 

@@ -20,7 +20,7 @@ MODEL_CLASS = "model_class"
 _CALLS = frozenset({"class_path", "init_args", "dict_kwargs", "_class_path", "_instantiator"})
 # Names, numbers and words. With ":", "{" or a line break a string could be YAML, and would be parsed as such where a
 # run's settings are written down and read again.
-_WORDS = re.compile(r"[\w .,+/=()\-]{0,500}")
+_WORDS = re.compile(r"[\w .,+/=()\-*?\[\]!]{0,500}")
 _DEEPEST, _MOST = 8, 1000
 _FITS: dict[Any, tuple[type, ...]] = {float: (float, int), list: (list, tuple), tuple: (list, tuple)}
 

@@ -1,7 +1,6 @@
 """What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
 
 import os
-import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from rich.console import Console
@@ -16,10 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs import CONFIG_FILE, TRAINING_FILE, best_checkpoint, read_checkpoint, run_of, write_results
+from swbn_lightning.run_files import printable, read_yaml
+from swbn_lightning.runs import (
+    CONFIG_FILE,
+    TRAINING_FILE,
+    best_checkpoint,
+    read_checkpoint,
+    run_of,
+    write_results,
+    write_whole,
+)
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
-from swbn_lightning.whiteness.monitor import measurements
+from swbn_lightning.whiteness.kept import measurements
 
 _FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference", "tasks")
 
@@ -131,7 +140,7 @@ class ResultTable(pl.Callback):
         console.print(result_table(rows))
         for name, path in ((label, checkpoint), ("run folder", self._folder)):
             if path:
-                console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
+                console.print(f"{name}: {printable(path)}", soft_wrap=True, highlight=False, markup=False)
         if lost is not None:
             raise InputError(f"the results could not be written to {self._folder}: {lost.strerror or lost}.") from lost
 
@@ -264,7 +273,7 @@ def _relative_to(checkpoint: str | None, folder: Path) -> str | None:
 
 
 def _keep_training(checkpoint: str, folder: Path) -> str | None:
-    """Copy the settings of the run whose checkpoint was evaluated; returns that run's path from ``folder``.
+    """Keep the settings of the run whose checkpoint was evaluated; returns that run's path from ``folder``.
 
     So that these results are known for that training's wherever the folders go. None for a checkpoint outside a run.
     """
@@ -272,9 +281,10 @@ def _keep_training(checkpoint: str, folder: Path) -> str | None:
     if run is None or not (run / CONFIG_FILE).is_file():
         return None
     try:
-        shutil.copyfile(run / CONFIG_FILE, folder / TRAINING_FILE)
-    except OSError as error:  # the results shall not be lost for it
-        rank_zero_warn(f"{folder / TRAINING_FILE} cannot be written ({error}); compare will look for {run} itself.")
+        # Read and written again: it may be anybody's, of any size, or a link to something else.
+        write_whole(folder / TRAINING_FILE, yaml.safe_dump(read_yaml(run / CONFIG_FILE), sort_keys=False))
+    except (OSError, InputError) as error:  # the results shall not be lost for it
+        rank_zero_warn(f"{folder / TRAINING_FILE} is not written ({error}); compare will look for {run} itself.")
     return os.path.relpath(run.resolve(), folder.resolve())
 
 

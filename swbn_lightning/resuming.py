@@ -73,11 +73,15 @@ def random_streams() -> dict[str, Any]:
 
 def set_random_streams(states: dict[str, Any]) -> None:
     """Go on from what :func:`random_streams` gave."""
+    of_numpy = states["numpy"]
+    inner = of_numpy["state"]
+    # numpy does not look: from another place it would read foreign memory.
+    if inner["key"].shape != (624,) or not 0 <= int(inner["pos"]) <= 624 or of_numpy["has_gauss"] not in (0, 1):
+        raise ValueError("numpy's is none")
     version, state, gauss = states["python"]
     random.setstate((version, tuple(state), gauss))
-    of_numpy = states["numpy"]
-    key = of_numpy["state"]["key"].numpy().astype(np.uint32)
-    np.random.set_state({**of_numpy, "state": {**of_numpy["state"], "key": key}})  # noqa: NPY002
+    key = inner["key"].numpy().astype(np.uint32)
+    np.random.set_state({**of_numpy, "state": {**inner, "key": key}})  # noqa: NPY002
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])

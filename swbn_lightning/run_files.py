@@ -5,6 +5,7 @@ A run's own files are far below every limit. What is above one was not written b
 
 import contextlib
 import csv
+import io
 import json
 import os
 import re
@@ -79,14 +80,18 @@ def read_json(path: Path, most: int = _MOST_VALUES[".json"]) -> dict[str, Any]:
         return _mapping(json.loads(file.read()), most)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, by the safe loader; dates are words.
+def read_yaml(path: Path, link: bool = False) -> dict[str, Any]:
+    """The mapping in a YAML file, by the safe loader; dates and numbers in base 60 are words.
+
+    Args:
+        path: of the file.
+        link: whether it may be a link, as the user's own file may.
 
     Raises:
         UnreadableFile: anything else, or more than a limit.
     """
     most = _MOST_VALUES[".yaml"]
-    with reading(path), _opened(path, ".yaml") as file:
+    with reading(path), _opened(path, ".yaml", link) as file:
         text = _SURROGATE.sub(r"\\\\", file.read())
         _check_references(text, most)  # before they are followed
         return _mapping(yaml.load(text, _Loader), most)
@@ -201,20 +206,39 @@ def has_file(folder: Path, names: Collection[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, kind: str = "") -> Iterator[TextIO]:
+def _opened(path: Path, kind: str = "", link: bool = False) -> Iterator[TextIO]:
     """A regular file of not more bytes than its kind may have, as UTF-8."""
     most = _MOST_BYTES[kind or path.suffix]
-
-    def without_waiting(name: str, flags: int) -> int:  # the other end of a pipe may never be opened
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-
-    with open(path, encoding="utf-8", newline="", opener=without_waiting) as file:
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # the other end of a pipe may never be opened
+    if not link:
+        if path.is_symlink():
+            raise InputError("it is a link, which could show any file of yours; put a copy of the file in its place")
+        flags |= getattr(os, "O_NOFOLLOW", 0)  # it may have become one since
+    with open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, flags)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise InputError("it is not a regular file")
         if found.st_size > most:
             raise InputError(f"it has {found.st_size >> 20} MiB, and {most >> 20} are the most that is read")
-        yield file
+        with io.TextIOWrapper(io.BufferedReader(_Bounded(file, most)), encoding="utf-8", newline="") as content:
+            yield content
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which no more is read, whatever size it says it has: some of /proc say 0 and never end."""
+
+    def __init__(self, file: io.FileIO, most: int) -> None:
+        self._file, self._most, self._left = file, most, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer) or 0
+        self._left -= count
+        if self._left < 0:
+            raise InputError(f"it has more than {self._most >> 20} MiB, the most that is read")
+        return count
 
 
 def _mapping(content: Any, most: int) -> dict[str, Any]:
@@ -250,11 +274,34 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """The safe loader; the quick one where there is one."""
 
 
-# A date that does not exist would be an error, and one that does is no setting.
+_TAG = "tag:yaml.org,2002:"
+# A date that does not exist would be an error, and one that does is no setting. 1:30 is a text: a long number in
+# base 60 takes minutes.
 _Loader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    letter: [
+        (
+            tag,
+            re.compile(f"(?!.*:){pattern.pattern}", pattern.flags)
+            if tag in (f"{_TAG}int", f"{_TAG}float")
+            else pattern,
+        )
+        for tag, pattern in resolvers
+        if tag != f"{_TAG}timestamp"
+    ]
     for letter, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
+
+
+def _number(loader: Any, node: Any) -> Any:
+    text = loader.construct_scalar(node)
+    if ":" in text:  # with a tag of its own, as !!int 1:30
+        raise InputError("it holds a number in base 60")
+    whole_number = node.tag == f"{_TAG}int"
+    return loader.construct_yaml_int(node) if whole_number else loader.construct_yaml_float(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"{_TAG}{_kind}", _number)
 
 
 def _check_references(text: str, most: int) -> None:

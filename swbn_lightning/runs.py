@@ -6,15 +6,17 @@ import io
 import itertools
 import json
 import math
-import os
+import re
+import secrets
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
+from swbn_lightning.checkpoint_content import plain_content
 from swbn_lightning.errors import InputError
 from swbn_lightning.run_files import read_json
 
@@ -25,7 +27,9 @@ TRAINING_FILE = "training.yaml"
 # Beside the results of a test of episodes: a row an episode, with its accuracy.
 EPISODES_FILE = "episodes.csv"
 LAST_CHECKPOINT = "last.ckpt"  # of every epoch's end, whatever its accuracy
+_VERSION = re.compile("version_[0-9]{1,9}")
 _ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
+_LONGEST_PATH, _MOST_PARTS = 4_096, 64  # of a path that is looked for
 
 
 def new_run_folder(root: str | Path, name: str) -> Path:
@@ -57,15 +61,28 @@ def write_results(folder: Path, results: dict[str, Any]) -> Path:
 
 def write_whole(path: Path, text: str) -> Path:
     """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # another process may be writing it too
+    with replacing(path) as file:
+        file.write(text.encode())
+    return path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` at the end, or is gone if that is not reached.
+
+    Another process may be writing it too. Nobody can foresee its name and what is there is never opened: a link that
+    waited in a downloaded folder would have another file overwritten.
+    """
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
+    file = temporary.open("xb")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with file:
+            yield file
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    return path
 
 
 def output_file(path: str | Path, what: str, usual: str) -> Path:
@@ -145,8 +162,27 @@ def run_of(checkpoint: str | Path) -> Path | None:
     return folder.parent if folder.name == "checkpoints" else None
 
 
+def checked_path(text: str) -> Path:
+    """A path that stands in a run's file, if it can be looked for: each of its parts takes a look in many folders.
+
+    Raises:
+        InputError: it is too long.
+    """
+    path = Path(text)
+    if len(text) > _LONGEST_PATH or len(path.parts) > _MOST_PARTS:
+        raise InputError(
+            f"it names a path of {len(text)} letters and {len(path.parts)} parts; paths of up to {_LONGEST_PATH} "
+            f"letters and {_MOST_PARTS} parts are looked for"
+        )
+    return path
+
+
 def find_source(
-    folder: Path, results: Mapping[str, Any], config: Mapping[str, Any], known: Collection[Path]
+    folder: Path,
+    results: Mapping[str, Any],
+    config: Mapping[str, Any],
+    known: Collection[Path],
+    accepted: Callable[[Path], bool],
 ) -> Path | None:
     """The run from whose checkpoint another one started (a test, or a training that went on), though it was moved.
 
@@ -155,28 +191,36 @@ def find_source(
         results: what its ``results.json`` holds.
         config: its settings, flat.
         known: resolved folders among which to look.
+        accepted: whether one of these can be it: another run may have taken its place since.
+
+    Raises:
+        InputError: a path that is too long to be looked for.
     """
+
+    def fits(path: Path | None) -> bool:
+        return path is not None and path in known and accepted(path)
+
     here = folder.resolve()
-    if isinstance(near := results.get("tested_run"), str) and (here / near).resolve() in known:
-        return (here / near).resolve()
+    if isinstance(near := results.get("tested_run"), str) and fits(beside := (here / checked_path(near)).resolve()):
+        return beside
     given = results.get("tested_checkpoint") or config.get("ckpt_path")
-    if not isinstance(given, str) or len(Path(given).parts) < 3:
+    if not isinstance(given, str) or len(checked_path(given).parts) < 3:
         return None
     written = Path(given).parents[1]
     # Renamed together with the run, which knows its own old name, under which there may be others by now.
     sibling, name = here.parent / written.name, Path(str(config.get("run.name"))).name
-    if name == written.parent.name != here.parent.name and sibling in known:
+    if name == written.parent.name != here.parent.name and fits(sibling):
         return sibling
     there = _as_the_command_saw(written, here, config)
-    if there in known:
+    if fits(there):
         return there
     # Moved, then: of those of its name and version the nearest to the run and, of equals, the one most like its path.
     alike = {path: (_alike(path.parts, here.parts), _alike(path.parts[::-1], written.parts[::-1])) for path in known}
-    alike = {path: nearness for path, nearness in alike.items() if nearness[1] >= _ALIKE}
+    alike = {path: nearness for path, nearness in alike.items() if nearness[1] >= _ALIKE and fits(path)}
     found = [path for path, nearness in alike.items() if nearness == max(alike.values())]
     if len(found) == 1:
         return found[0]
-    return written.resolve() if written.resolve() in known else None
+    return written.resolve() if fits(written.resolve()) else None
 
 
 def _as_the_command_saw(written: Path, here: Path, config: Mapping[str, Any]) -> Path | None:
@@ -225,8 +269,12 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> None:
         ) from error
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, Any]:
     """What a checkpoint holds: tensors (on the CPU, read when they are needed), plain values and containers of them.
+
+    Args:
+        path: of the file.
+        forget_files: as :func:`~swbn_lightning.checkpoint_content.plain_content`.
 
     Raises:
         InputError: not a regular file, not a checkpoint, packed (it could unpack to any size), or one that names code.
@@ -241,9 +289,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # a foreign file raises almost anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path} is not a readable checkpoint ({reason}).") from error
-    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise InputError(f"{path} is not a checkpoint of this package: it has no 'state_dict'.")
-    return content
+    return plain_content(content, str(path), forget_files)
 
 
 def best_checkpoint(folder: Path) -> Path | None:
@@ -257,7 +303,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 def _choose(folder: Path, key: Callable[[float, int], Any]) -> Path | None:
     """The checkpoint file with the highest key of its score and its steps."""
     files = [path for path in folder.glob("*.ckpt") if path.is_file()]
-    return max(files, key=lambda path: key(*_score(path, read_checkpoint(path))), default=None)
+    return max(files, key=lambda path: key(*_score(path, read_checkpoint(path, forget_files=False))), default=None)
 
 
 def _score(path: Path, checkpoint: Mapping[str, Any]) -> tuple[float, int]:
@@ -289,5 +335,6 @@ def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
 
 
 def _versions(base: Path) -> list[tuple[int, Path]]:
-    folders = (p for p in base.glob("version_*") if p.is_dir() and p.name[8:].isdigit())
+    # Other digits than these, as ², are no numbers, and of a very long one Python makes none.
+    folders = (p for p in base.glob("version_*") if _VERSION.fullmatch(p.name) and p.is_dir())
     return [(int(p.name[8:]), p) for p in folders]

@@ -1,16 +1,18 @@
 """Tests of episodes as runs left them: read back without running anything of theirs."""
 
 import contextlib
-import os
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from swbn_lightning.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
 from swbn_lightning.run_files import (
+    UnreadableFile,
     csv_rows,
     finite,
     folders_with,
@@ -21,11 +23,20 @@ from swbn_lightning.run_files import (
     reading,
     whole,
 )
-from swbn_lightning.runs import CONFIG_FILE, EPISODES_FILE, RESULTS_FILE, TRAINING_FILE, find_source, run_of
+from swbn_lightning.runs import (
+    CONFIG_FILE,
+    EPISODES_FILE,
+    RESULTS_FILE,
+    TRAINING_FILE,
+    checked_path,
+    find_source,
+    run_of,
+)
 
 Run = TypeVar("Run")
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
+_ROUNDED = 1e-6  # which an accuracy may be that was computed twice
 # Settings that a training does not depend on, or that only name it.
 _FREE = ("seed_everything", "run", "ckpt_path", "config", "data.init_args.test", "data.init_args.root", "weights_only")
 
@@ -36,8 +47,10 @@ class SavedTest:
 
     folder: Path
     training: Path  # the run whose checkpoint was tested, or a checkpoint outside of a run's folder
+    source: Path | None  # that run's folder, if it is still there
     in_run: bool  # False for such a checkpoint, of which seed and config are those of the test
-    seed: int  # of the training
+    seed: int | None  # of the training; None where it was not seeded
+    identity: int | str  # the seed or, where there is none, which training it was
     config: dict[str, Any]  # flat, without the seed and what names a run
     setting: str  # as "test, 5-way 1-shot, 15 queries, seed 0"
     episodes_id: str  # equal where episode i is of the same images
@@ -46,7 +59,8 @@ class SavedTest:
     def age(self) -> "Age":
         """What tells whether it is the newest of several."""
         results, environment = _told(self.folder)
-        return Age(self.folder, repr(results), when(*_told(self.training)), when(results, environment))
+        trained = when(*_told(self.source)) if self.source else None
+        return Age(self.folder, repr(results), trained, when(results, environment))
 
 
 class Age(NamedTuple):
@@ -75,12 +89,19 @@ def newest(runs: Sequence[Run], age: Callable[[Run], Age]) -> Run:
     ages = sorted((own for own, _ in found.values()), key=lambda own: [time or _NEVER for time in own.times])
     unknown = next((own for own in ages if None in own.times), None)
     doubtful = [unknown, *(own for own in ages if own is not unknown)] if unknown else ages[::-1]
+    why = ""
     if len(ages) > 1 and (unknown or doubtful[0].times == doubtful[1].times):
+        why = (
+            f"of one neither {RESULTS_FILE} says when it 'ended' nor {ENVIRONMENT_FILE} when it 'started', or both "
+            "have the same time"
+        )
+    elif len({own.trained is None for own in ages}) > 1:  # the time of a test says nothing of that of a training
+        doubtful = [next(own for own in ages if (own.trained is None) is gone) for gone in (True, False)]
+        why = "when it was trained is known of the second only, and the newest training counts"
+    if why:
         first, second = (printable(own.folder) for own in doubtful[:2])
         raise InputError(
-            f"it cannot be told which of {first} and {second} is newer: of one neither {RESULTS_FILE} says when it "
-            f"'ended' nor {ENVIRONMENT_FILE} when it 'started', or both have the same time; delete one, or name the "
-            "version"
+            f"it cannot be told which of {first} and {second} is newer: {why}; delete one, or name the version"
         )
     return found[ages[-1].content][1]
 
@@ -94,8 +115,26 @@ def when(results: Mapping[str, Any], environment: Mapping[str, Any]) -> datetime
     return None
 
 
+def can_start_from(
+    kept: Mapping[str, Any], ended: datetime | None, settings: Mapping[str, Any], started: datetime | None
+) -> bool:
+    """Whether a run can have started from a training, or another one has taken the place of that.
+
+    Args:
+        kept: the run's copy of its training's settings, flat; empty where it has none.
+        ended: when the run ended, if that is known.
+        settings: of the training, flat.
+        started: when that started, if that is known.
+    """
+    if ended is not None and started is not None and ended < started:
+        return False
+    return not kept or not _differing(kept, settings)
+
+
 def find_tests(path: Path) -> dict[str, list[SavedTest]]:
     """Tests of episodes in a folder and below, by setting; of each training seed the newest, seeds in order.
+
+    A training without a seed is none of the others; such trainings come last.
 
     Raises:
         InputError: no such folder, none of a test of episodes in it, an unreadable file, a test whose training is not
@@ -117,10 +156,11 @@ def find_tests(path: Path) -> dict[str, list[SavedTest]]:
     chosen: dict[str, list[SavedTest]] = {}
     for setting, own in found.items():
         _check_that_seeds_alone_differ(path, setting, own)  # all: an older training of the same seed may be another one
-        by_seed: dict[int, list[SavedTest]] = {}
+        by_seed: dict[int | str, list[SavedTest]] = {}
         for test in own:
-            by_seed.setdefault(test.seed, []).append(test)
-        chosen[setting] = [newest(by_seed[seed], SavedTest.age) for seed in sorted(by_seed)]
+            by_seed.setdefault(test.identity, []).append(test)
+        ordered = sorted(by_seed, key=lambda key: (isinstance(key, str), key))
+        chosen[setting] = [newest(by_seed[key], SavedTest.age) for key in ordered]
     return chosen
 
 
@@ -154,6 +194,11 @@ def read_episodes(folder: Path) -> tuple[float, ...]:
             if (number := whole(episode)) in found:
                 raise InputError(f"line {line}: episode {number} stands in line {found[number][0]}, too")
             found[number] = line, accuracy
+        with file.open(encoding="utf-8", newline="") as opened:  # rows of two such columns have the last one's
+            header = next(csv.reader(opened), [])
+        for name in ("episode", "accuracy"):
+            if header.count(name) > 1:
+                raise InputError(f"it has the column {name!r} {header.count(name)} times; which counts is not known")
         for number, (line, _) in found.items():
             if number >= len(found):
                 raise InputError(f"line {line}: episode {number} of {len(found)}, which should be numbered from 0")
@@ -171,36 +216,59 @@ def _read(folder: Path) -> SavedTest | None:
         if not isinstance(checkpoint, str):
             raise InputError(f"its tested_checkpoint is {checkpoint!r}, not a path")
         episodes_id, told = row["episodes_id"], row["episodes"]
+        if not (isinstance(episodes_id, str) and episodes_id):
+            raise InputError(f"its episodes_id is {episodes_id!r}, not a text that says which episodes it tested")
         setting = printable(setting_words(row))
     if told != len(accuracies):
         raise InputError(f"{folder / EPISODES_FILE} holds {len(accuracies)} episodes, {RESULTS_FILE} says {told}.")
-    training, config = _training(folder, results, checkpoint)
+    accuracy, mean = finite(row.get("accuracy", fmean(accuracies))), fmean(accuracies)
+    if accuracy is None or abs(accuracy - mean) > _ROUNDED:
+        raise InputError(
+            f"{folder / EPISODES_FILE} has a mean accuracy of {mean!r}, and {RESULTS_FILE} says {row['accuracy']!r}: "
+            "one of the two was changed. Put the files of that test back, or test again."
+        )
+    training, source, config = _training(folder, results, checkpoint)
     in_run = training is not None
-    seed = config.get("seed_everything")
-    seed, own = seed if type(seed) is int else 0, {key: value for key, value in config.items() if not _is_free(key)}
-    return SavedTest(folder, training or Path(checkpoint), in_run, seed, own, setting, episodes_id, accuracies)
+    seed: int | None = found if type(found := config.get("seed_everything")) is int else None if in_run else 0
+    training = training or Path(checkpoint)
+    identity = seed if seed is not None else _unseeded(training, source)
+    own = {key: value for key, value in config.items() if not _is_free(key)}
+    return SavedTest(folder, training, source, in_run, seed, identity, own, setting, episodes_id, accuracies)
 
 
-def _training(folder: Path, results: dict[str, Any], checkpoint: str) -> tuple[Path | None, dict[str, Any]]:
-    """The run whose checkpoint was tested, and its settings; of a checkpoint outside of a run, None and the test's own.
+def _training(
+    folder: Path, results: dict[str, Any], checkpoint: str
+) -> tuple[Path | None, Path | None, dict[str, Any]]:
+    """The run whose checkpoint was tested, its folder if that is there, and its settings.
 
-    The test's own settings never stand for those of a run: its seed says nothing of the training's.
+    Of a checkpoint outside of a run there is neither, and the settings are the test's own. These never stand for those
+    of a run: a test's seed says nothing of its training's.
     """
     own = _config(folder, CONFIG_FILE)
     if not results["tested_checkpoint"]:  # it lies in this very folder
-        return folder, own
-    near = results.get("tested_run")
-    if isinstance(near, str) and has_file(folder, (TRAINING_FILE,)):
-        return Path(os.path.normpath(folder / near)), _config(folder, TRAINING_FILE)
-    written = run_of(checkpoint)
-    if written is None or results.get("tested_run", "") is None:
-        return None, own
-    with reading(folder / RESULTS_FILE):  # from before there was that copy
-        found = find_source(folder, results, own, _runs_near(folder, written))
+        return folder, folder, own
+    near, has_copy = results.get("tested_run"), has_file(folder, (TRAINING_FILE,))
+    kept = _config(folder, TRAINING_FILE) if isinstance(near, str) and has_copy else {}
+    ended = when(results, {}) or _started(folder)
+
+    def accepted(path: Path) -> bool:
+        return can_start_from(kept, ended, _settings_there(path), _started(path))
+
+    with reading(folder / RESULTS_FILE):
+        written = run_of(checkpoint)
+        if isinstance(near, str) and has_copy:
+            beside = (folder.resolve() / checked_path(near)).resolve()
+            found = find_source(folder, results, own, {beside}, accepted)
+            if found is None and written is not None:
+                found = find_source(folder, results, own, _runs_near(folder, written), accepted)
+            return found or written or Path(checkpoint), found, kept
+        if written is None or results.get("tested_run", "") is None:
+            return None, None, own
+        found = find_source(folder, results, own, _runs_near(folder, written), accepted)  # from before that copy
     if found is not None:
-        return found, _config(found, CONFIG_FILE)
+        return found, found, _config(found, CONFIG_FILE)
     if has_file(Path(), (checkpoint,)) and not has_file(written, (CONFIG_FILE, RESULTS_FILE)):
-        return None, own
+        return None, None, own
     raise InputError(
         f"compare: {folder} is a test of {checkpoint}, and the {CONFIG_FILE} of that run, with its seed and settings, "
         f"is neither there nor in a folder {written.name} or {Path(*written.parts[-2:])} beside or above the test. Run "
@@ -210,10 +278,30 @@ def _training(folder: Path, results: dict[str, Any], checkpoint: str) -> tuple[P
 
 def _runs_near(folder: Path, written: Path) -> set[Path]:
     """Where a run can be that was written down by this path: from here, or beside or above a folder, also if moved."""
-    here, parts = folder.resolve(), [part for part in written.parts if part != written.anchor]
+    parts = [part for part in checked_path(str(written)).parts if part != written.anchor]
+    here = folder.resolve()
     tails = [Path(*parts[-count:]) for count in range(1, len(parts) + 1)]
     places = {written.resolve(), *((above / tail).resolve() for above in here.parents for tail in tails)} - {here}
     return {place for place in places if has_file(place, (CONFIG_FILE,)) and not has_file(place, (EPISODES_FILE,))}
+
+
+def _unseeded(training: Path, source: Path | None) -> str:
+    """Which training it was that had no seed: equal of a run and its copy."""
+    told = _told(source) if source else []
+    return repr(told) if any(told) else str(training)
+
+
+def _settings_there(folder: Path) -> dict[str, Any]:
+    """Settings of what may be another run than the one looked for: then they need not be readable."""
+    with contextlib.suppress(UnreadableFile):
+        return _config(folder, CONFIG_FILE)
+    return {}
+
+
+def _started(folder: Path) -> datetime | None:
+    with contextlib.suppress(UnreadableFile):
+        return when({}, _told(folder)[1])
+    return None
 
 
 def _config(folder: Path, name: str) -> dict[str, Any]:
@@ -231,11 +319,17 @@ def _is_free(key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
 
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that are not the same, with both values."""
+    pairs = {key: (first.get(key), second.get(key)) for key in sorted(first.keys() | second.keys())}
+    return {key: (a, b) for key, (a, b) in pairs.items() if a != b and repr(a) != repr(b)}  # NaN is not itself
+
+
 def _check_that_seeds_alone_differ(path: Path, setting: str, tests: list[SavedTest]) -> None:
     first = tests[0]
-    of_seed: dict[int, SavedTest] = {}
+    of_seed: dict[int | str, SavedTest] = {}
     for test in tests:
-        other = of_seed.setdefault(test.seed, test)
+        other = of_seed.setdefault(test.identity, test)
         if not (test.in_run and other.in_run) and test.training != other.training:
             raise InputError(
                 f"compare: {path} holds tests of {other.training} and {test.training}, and of a checkpoint that lies "
@@ -243,11 +337,9 @@ def _check_that_seeds_alone_differ(path: Path, setting: str, tests: list[SavedTe
                 "these as a path of its own, or test with the training's --seed_everything."
             )
     for test in tests[1:]:
-        keys = first.config.keys() | test.config.keys()
-        pairs = {key: (first.config.get(key), test.config.get(key)) for key in keys}
-        differing = sorted(key for key, (a, b) in pairs.items() if a != b and repr(a) != repr(b))  # NaN is not itself
+        differing = _differing(first.config, test.config)
         if differing or test.episodes_id != first.episodes_id:
-            shown = ["{}: {!r} and {!r}".format(key, *pairs[key])[:200] for key in differing[:4]]
+            shown = [f"{key}: {a!r} and {b!r}"[:200] for key, (a, b) in list(differing.items())[:4]]
             raise InputError(
                 f"compare: {path} holds different trainings tested as {setting}: {first.training} and {test.training} "
                 f"({'; '.join(shown) or 'other test episodes'}). Runs under one path may differ in their seeds alone; "

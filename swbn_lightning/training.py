@@ -151,6 +151,11 @@ class TrainingModule(PlainModule):
             InputError: with the layer where it begins.
         """
         found, self._not_finite = self._not_finite, None
+        if found is None:  # an infinite factor or variance leaves finite outputs that say nothing
+            weights: dict[str, Tensor] = dict(self.named_parameters())
+            weights |= {f"{n}.{k}": b for n, m in named_norms(self) for k, b in m.named_buffers()}
+            bad = not_finite(weights)
+            found = f"{bad[0]} is not finite" if bad else None
         if any_process(self.trainer, found is not None):
             raise InputError(
                 f"{split}: the network's outputs are not finite ({found or 'in another process'}), so no accuracy can "

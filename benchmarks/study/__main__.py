@@ -11,6 +11,8 @@ RUNS/curves.png and RUNS/accuracy.png pictures of them. docs/studies.md says wha
 """
 
 import argparse
+import html
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,9 +22,10 @@ from benchmarks.environment import as_line
 from benchmarks.study.cells import Cell, Experiment, grid, short_names
 from benchmarks.study.observations import Observation, as_csv, observe
 from benchmarks.study.pictures import draw
-from benchmarks.study.runs import Busy, RunFailed, complete, read_environment
+from benchmarks.study.runs import SETTINGS_FILE, Busy, RunFailed, complete, read_environment
 from benchmarks.study.table import markdown
 from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import printable, reading
 from swbn_lightning.runs import write_whole
 
 NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm")  # the paper's four
@@ -91,7 +94,7 @@ class Study:
             self.failures[self._labels[number]] = outcome = str(error)
         try:
             rows = observe(cell, self.reach)
-            self._environments[number] = as_line(read_environment(cell)) if rows else ""
+            self._environments[number] = _environment(cell) if rows else ""
         except InputError as error:  # a file of a run that is not what a run writes
             self.failures[self._labels[number]] = outcome = str(error)
             rows = []
@@ -107,7 +110,7 @@ class Study:
         rows = self._all_rows()
         parts = [markdown(rows, seeds=len({cell.seed for cell in self.cells}))]
         if self.failures:
-            reasons = [f"- {label}: {why.splitlines()[0]}" for label, why in self.failures.items()]
+            reasons = [f"- {label}: {_shown(why.splitlines()[0])}" for label, why in self.failures.items()]
             parts.append("\n".join(["Not finished:\n", *reasons, ""]))
         parts += [f"`python -m benchmarks.study {shlex.join(self.words)}`\n"]
         parts += dict.fromkeys(self._environments[number] for number in self._rows)
@@ -137,7 +140,18 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """Also what the files and the output of runs say, which must not steer the terminal."""
+    print("\n".join(map(printable, message.splitlines())), file=sys.stderr, flush=True)
+
+
+def _shown(text: str) -> str:
+    """A text out of a run's files, for Markdown: of one line, without HTML, links and code."""
+    return re.sub(r"([\[\]`|])", r"\\\1", html.escape(printable(text), quote=False))
+
+
+def _environment(cell: Cell) -> str:
+    with reading(cell.folder / SETTINGS_FILE):
+        return _shown(as_line(read_environment(cell)))
 
 
 def _seeds(text: str) -> list[int]:

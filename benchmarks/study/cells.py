@@ -51,7 +51,7 @@ class Experiment:
         """
         try:
             empty = Path(path).is_file() and not Path(path).stat().st_size
-            content = {} if empty else read_yaml(Path(path))
+            content = {} if empty else read_yaml(Path(path), link=True)
         except InputError as error:
             raise InputError(f"configuration {error}") from error
         parts = [content.get(part) for part in ("model", "data")]

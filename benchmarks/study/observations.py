@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from swbn_lightning.saved_tests import read_episodes
 
 # Of a test's results: the metric's name here, and in the paper's tables.
 METRICS = {"accuracy": ("accuracy", ("accuracy", "top1")), "top5": ("top5", ("top5",))}
+_WHOLE_OF_EPISODES = ("ways", "shots", "queries", "episodes", "seed")
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ def _of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> 
 def _rows_of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> list[Observation]:
     (result,) = (read_results(folder) or {})["results"]
     few_shot = "ways" in result
+    _check(result, _WHOLE_OF_EPISODES if few_shot else ("images",))
     setting = f"{result['ways']}W{result['shots']}S" if few_shot else ""
     ends: dict[str, Any] = {
         f"{key}_{end}": finite(result[key][number]) if key in result else None
@@ -176,6 +179,17 @@ def _rows_of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]
             )
         )
     return rows
+
+
+def _check(result: dict[str, Any], whole: Sequence[str]) -> None:
+    """Refuse what cannot be computed with, or is text that would be shown."""
+    for name in whole:
+        if type(result[name]) is not int:
+            raise InputError(f"its {name} is {result[name]!r}, not a whole number")
+    for name in ("loss", "ci95"):
+        value = result[name]
+        if type(value) not in (int, float) and not (name == "ci95" and value is None):
+            raise InputError(f"its {name} is {value!r}, not a number")
 
 
 def _paper_figure(cell: Cell, metric: str, **columns: str) -> PaperFigure | None:

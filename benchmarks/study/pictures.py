@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from benchmarks.study.cells import Cell, short_names
 from benchmarks.study.observations import Observation
 from benchmarks.study.runs import logged
@@ -16,8 +18,8 @@ from swbn_lightning.curves import (
     curves_csv,
     has_curves,
 )
-from swbn_lightning.runs import run_versions, write_whole
-from swbn_lightning.whiteness.plots import save
+from swbn_lightning.runs import replacing, run_versions, write_whole
+from swbn_lightning.whiteness.plots import to_png
 
 
 def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> list[Path]:
@@ -35,14 +37,19 @@ def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> li
     parts = {title: own for title, own in curve_groups(cells).items() if all(has_curves(own, m) for m in MEASURES)}
     if parts:
         write_whole(folder / "curves.csv", curves_csv(parts))
-        save(curve_grid(parts), folder / "curves.png")
+        _save(curve_grid(parts), folder / "curves.png")
         pictures.append(folder / "curves.png")
     tests = accuracies(rows)
     if tests:
         write_whole(folder / "accuracy.csv", accuracy_csv(tests))
-        save(accuracy_intervals(tests), folder / "accuracy.png")
+        _save(accuracy_intervals(tests), folder / "accuracy.png")
         pictures.append(folder / "accuracy.png")
     return pictures
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with replacing(path) as file:
+        file.write(to_png(figure))
 
 
 def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:

@@ -2,7 +2,9 @@
 
 import fcntl
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE, find_checkpoint, run_
 CLI = Path(__file__).parents[2] / "cli.py"
 OUTPUT_FILE = "output.txt"  # what the commands of a cell printed
 SETTINGS_FILE = "settings.json"
+_MOST_OUTPUT = 100_000  # bytes of the end, where the last lines are looked for
 
 
 class Busy(Exception):
@@ -66,9 +69,8 @@ def run_command(cell: Cell, command: str, arguments: Sequence[str], lock: int) -
         RunFailed: it ended with another code than 0.
     """
     output = cell.folder / OUTPUT_FILE
-    with output.open("ab") as file:
+    with open(_own_file(output, os.O_APPEND), "r+b", buffering=0) as file:
         file.write(f"\n$ swbn {command} {' '.join(arguments)}\n".encode())
-        file.flush()
         process = subprocess.Popen(
             [sys.executable, str(CLI), command, *arguments],
             stdin=subprocess.DEVNULL,
@@ -81,8 +83,9 @@ def run_command(cell: Cell, command: str, arguments: Sequence[str], lock: int) -
         except KeyboardInterrupt:  # the child has got Ctrl-C too: let it write what it has reached
             process.wait()
             raise
+        file.seek(-min(_MOST_OUTPUT, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        last = file.read(_MOST_OUTPUT).decode(errors="replace").strip().splitlines()[-3:]
     if code:
-        last = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
         raise RunFailed("\n".join([f"swbn {command} ended with {code}; see {output}", *last]))
 
 
@@ -121,7 +124,9 @@ def chosen_checkpoint(cell: Cell) -> Path:
     monitored = read_yaml(folder / CONFIG_FILE).get("checkpoint")
     monitored = monitored if isinstance(monitored, dict) else {}
     sign = -1 if monitored.get("mode") == "min" else 1
-    scores = {path: _score(path, monitored.get("monitor")) for path in candidates} if len(candidates) > 1 else {}
+    monitor = monitored.get("monitor")
+    monitor = monitor if isinstance(monitor, str) else None
+    scores = {path: _score(path, monitor) for path in candidates} if len(candidates) > 1 else {}
     known = {path: sign * score for path, score in scores.items() if score is not None}
     return max(known, key=lambda path: known[path]) if known else candidates[-1]  # of equals the first, as Lightning
 
@@ -164,6 +169,8 @@ def _fit(cell: Cell, lock: int) -> int:
 def _begin(cell: Cell) -> None:
     """Clear the cell's folder of what cannot be gone on with, and note what will be run there, and where."""
     for folder in [*run_versions(cell.folder), *cell.folder.glob("test-*")]:
+        if folder.is_symlink() or not folder.is_dir():
+            raise InputError(f"{folder} is in the way of the training: it is a link or no folder; remove it.")
         shutil.rmtree(folder)
     content = {"settings": cell.identity, "environment": environment("pytorch-lightning")}
     write_whole(cell.folder / SETTINGS_FILE, json.dumps(content, indent=2, default=str) + "\n")
@@ -183,8 +190,11 @@ def _kept(folder: Path) -> list[Path]:
     found = read_results(folder)
     if found is not None:
         best = str(found.get("best_checkpoint") or "-")
-        return [folder / best] if has_file(folder, (best,)) else []
-    return [path for path in sorted((folder / "checkpoints").glob("*.ckpt")) if path.name != "last.ckpt"]
+        files = [folder / best] if has_file(folder, (best,)) else []
+    else:
+        files = [path for path in sorted((folder / "checkpoints").glob("*.ckpt")) if path.name != "last.ckpt"]
+    # Not a pipe, which would be waited for, and none of another run, which the file of a stranger may name.
+    return [path for path in files if path.is_file() and path.resolve().is_relative_to(folder.resolve())]
 
 
 def _score(checkpoint: Path, monitor: str | None) -> float | None:
@@ -192,16 +202,37 @@ def _score(checkpoint: Path, monitor: str | None) -> float | None:
         epoch = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["epoch"]
     except Exception:  # half a file, whose writer was killed, raises almost anything
         return None
-    return logged([checkpoint.parents[1]], monitor or "").get(epoch)
+    return logged([checkpoint.parents[1]], monitor or "").get(epoch) if isinstance(epoch, int) else None
 
 
 @contextmanager
 def _locked(folder: Path, wait: bool) -> Iterator[int]:
     """Hold the cell for this process and its children: a child that outlives a killed study holds it on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made: {error.strerror or error}.") from error
+    with open(_own_file(folder / "lock"), "r+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise Busy(str(folder)) from error
         yield file.fileno()
+
+
+def _own_file(path: Path, flags: int = 0) -> int:
+    """A file of the cell, opened to be written, and made where there is none.
+
+    Raises:
+        InputError: a link, which could lead to any file of the user's, or no regular file: a pipe would be waited for.
+    """
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        reason = "it is a link" if path.is_symlink() else error.strerror or str(error)
+        raise InputError(f"{path} cannot be written: {reason}; remove it.") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise InputError(f"{path} cannot be written: it is not a regular file; remove it.")
+    return handle

@@ -6,7 +6,8 @@ from typing import Any
 from classification.datamodules.base import ClassificationDataModule, check_share, held_out_parts
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.files import checked_root
-from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, load_class_folders, require_classes
+from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, list_class_folders, require_classes
+from swbn_lightning.data.listing import ImageListing, check_apart, load_listing
 from swbn_lightning.errors import InputError, require_positive
 
 VAL_SHARE, TEST_SHARE = 0.1, 0.2
@@ -40,7 +41,7 @@ class ImageFolderDataModule(ClassificationDataModule):
     Raises:
         InputError: as :class:`~classification.datamodules.base.ClassificationDataModule`; a share outside [0, 1); other
             than one or three channels; in :meth:`setup`, a root of another kind, a share for what has a folder, splits
-            with other classes, a class without images, an unreadable image.
+            with other classes, a file that is there twice, a class without images, an unreadable image.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         self.root, self.image_size, self.split_seed = root, image_size, split_seed
         self.val_share, self.test_share = val_share, test_share
         self._parts: dict[str, ImageSet] = {}
+        self._listings: dict[str, ImageListing] = {}
 
     @property
     def num_classes(self) -> int:
@@ -81,15 +83,20 @@ class ImageFolderDataModule(ClassificationDataModule):
         if split != "train" and split in folders:
             names = [folder.name for folder in class_folders(training)]
             require_classes("images", folders[split], names, str(training))
-            return self._read(folders[split], split)
+            return self._read(folders, split)
         if split not in self._parts:
-            self._parts = self._divide(self._read(training, "train"), self._shares(folders))
+            self._parts = self._divide(self._read(folders, "train"), self._shares(folders))
         if split not in self._parts:
             raise InputError(f"images: {self.root} has no {split}/ folder, and no image is held out for {split}.")
         return self._parts.pop(split)
 
-    def _read(self, folder: Path, split: str) -> ImageSet:
-        return load_class_folders(folder, f"images/{split}", self.image_size, self.channels)
+    def _read(self, folders: dict[str, Path], split: str) -> ImageSet:
+        if not self._listings:  # all, so that training tells of images that are the test's, too
+            places = folders if "train" in folders else {"train": folders["all"]}
+            listings = {own: list_class_folders(folder, f"images/{own}") for own, folder in places.items()}
+            check_apart("images", {own: _named_for(own, listing) for own, listing in listings.items()})
+            self._listings = listings
+        return load_listing(self._listings[split], f"images/{split}", self.image_size, self.channels)
 
     def _divide(self, whole: ImageSet, shares: dict[str, float]) -> dict[str, ImageSet]:
         parts = {}
@@ -126,6 +133,11 @@ class ImageFolderDataModule(ClassificationDataModule):
 
 def _training_folder(folders: dict[str, Path]) -> Path:
     return folders["train"] if "train" in folders else folders["all"]
+
+
+def _named_for(split: str, listing: ImageListing) -> ImageListing:
+    """With names of the split's own: here its classes are those of the others."""
+    return ImageListing({f"{split}/{name}": files for name, files in listing.classes.items()}, listing.root)
 
 
 def _expected(root: Path) -> str:

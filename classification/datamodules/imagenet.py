@@ -1,5 +1,6 @@
 """ImageNet, and other class folders too large for memory: images are read when they are needed."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,17 @@ class ImageFiles:
 
     def open(self, number: int) -> Image.Image:
         """Image ``number``, RGB."""
-        folder = self.class_names[int(self.labels[number])]
-        return open_image(self.root / folder / str(self.names[number]), channels=3)
+        return open_image(self.path(number), channels=3)
+
+    def path(self, number: int) -> Path:
+        """Of image ``number``."""
+        return self.root / self.class_names[int(self.labels[number])] / str(self.names[number])
+
+    def identities(self) -> np.ndarray:
+        """uint64 ``[N, 2]``, the same for the same file, by whatever link: its number and its device."""
+        classes = [self.class_names[label] for label in self.labels.tolist()]
+        found = (os.stat(f"{self.root}/{own}/{name}") for own, name in zip(classes, self.names, strict=True))  # noqa: PTH116 - a million
+        return np.array([(file.st_ino, file.st_dev) for file in found], np.uint64).reshape(-1, 2)
 
 
 class ImageFileDataset(EpochDataset[LabelledBatch]):
@@ -163,14 +173,42 @@ class ImageNetDataModule(HeldOutDataModule):
             if name != "train":
                 train = self._folder("train")
                 require_classes("imagenet", folder, (p.name for p in class_folders(train)), str(train))
-            self._files[name] = ImageFiles(folder)
+            found = ImageFiles(folder)
+            others = [self._files["train"]] if name != "train" and "train" in self._files else []
+            if name == "train" and self._has_val():  # so that training tells of images that are the test's, too
+                others = [ImageFiles(self._folder("val"))]
+            _require_apart([found, *others])
+            self._files[name] = found
         return self._files[name]
+
+    def _has_val(self) -> bool:
+        return "val" not in self._files and (checked_root("imagenet", self.root, _expected) / "val").is_dir()
 
     def _folder(self, name: str) -> Path:
         root = checked_root("imagenet", self.root, _expected)
         if not (root / name).is_dir():
             raise InputError(f"imagenet: {root} has no {name}/ (it holds {shown_content(root)}). {_expected(root)}")
         return root / name
+
+
+def _require_apart(parts: list[ImageFiles]) -> None:
+    """As :func:`~swbn_lightning.data.listing.check_apart`, in arrays: a million files are usual here."""
+    keys = np.concatenate([part.identities() for part in parts])
+    order = np.lexsort(keys.T)
+    same = (keys[order[1:]] == keys[order[:-1]]).all(axis=1) & (keys[order[1:], 0] > 0)
+    if same.any():
+        place = int(same.argmax())
+        both = sorted((int(order[place]), int(order[place + 1])))
+        first, second = (_path_of(parts, number) for number in both)
+        raise InputError(f"imagenet: {first} and {second} are one and the same file.")
+
+
+def _path_of(parts: list[ImageFiles], number: int) -> Path:
+    for part in parts:
+        if number < len(part):
+            return part.path(number)
+        number -= len(part)
+    raise IndexError(number)
 
 
 def _expected(root: Path) -> str:

@@ -1,5 +1,6 @@
 """Decoded images kept on disk, so that the next run need not decode them."""
 
+import glob
 import hashlib
 import math
 import os
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.data.decode import read_images
+from swbn_lightning.run_files import printable
+from swbn_lightning.runs import replacing
 
 CACHE_FOLDER = ".swbn_cache"
 """Below a data set's root, unless another folder is named."""
@@ -50,6 +53,13 @@ class ImageCache:
             InputError: an unreadable image.
         """
         self.used = True
+        if self._leads_elsewhere():
+            warnings.warn(
+                f"{name}: {printable(self.folder)} is a link, which may have come with the data, and is not used as "
+                "the cache. Name the folder to use (--data.cache_dir DIR).",
+                stacklevel=2,
+            )
+            return read_images(files, image_size, channels, name)
         stem = f"{name.replace('/', '-')}-{image_size}x{channels}-"
         path = self.folder / f"{stem}{_digest(files, root)}.npy"
         shape = (len(files), channels, image_size, image_size)
@@ -58,36 +68,37 @@ class ImageCache:
                 return _read(path, shape)
             except (OSError, ValueError) as error:
                 warnings.warn(
-                    f"{name}: the cache {path} is broken ({error}) and is made anew.",
+                    f"{name}: the cache {printable(path)} is broken ({error}) and is made anew.",
                     stacklevel=2,
                 )
-        stale = sorted(p for p in self.folder.glob(f"{stem}*.npy") if p != path)
+        found = (p for p in self.folder.glob(f"{glob.escape(stem)}*.npy") if p != path)
+        stale = sorted(p for p in found if p.is_file() and not p.is_symlink())
         if stale:
             warnings.warn(
-                f"{name}: the images are not those of the cache {stale[0]} any more; it is made anew.", stacklevel=2
+                f"{name}: the images are not those of the cache {printable(stale[0])} any more; it is made anew.",
+                stacklevel=2,
             )
         images = read_images(files, image_size, channels, name)
         self._write(path, images, stale, name)
         return images
 
     def _write(self, path: Path, images: Tensor, stale: Sequence[Path], name: str) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("wb") as file:
-                    np.save(file, images.numpy(), allow_pickle=False)
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with replacing(path) as file:
+                np.save(file, images.numpy(), allow_pickle=False)
             for old in stale:
                 old.unlink(missing_ok=True)
         except OSError as error:
             warnings.warn(
-                f"{name}: the cache cannot be written to {self.folder} ({error.strerror or error}): the images will be "
-                "decoded again by the next run. Name another folder (--data.cache_dir DIR).",
+                f"{name}: the cache cannot be written to {printable(self.folder)} ({error.strerror or error}): the "
+                "images will be decoded again by the next run. Name another folder (--data.cache_dir DIR).",
                 stacklevel=3,
             )
+
+    def _leads_elsewhere(self) -> bool:
+        """Whether the usual folder within the data set is a link: files would be written and deleted anywhere."""
+        return self.folder.name == CACHE_FOLDER and self.folder.is_symlink()
 
 
 def _digest(files: Sequence[Path], root: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from swbn_lightning.data.images import ImageSet
 from swbn_lightning.data.listing import ImageListing, load_listing
 from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import printable
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 """Whose formats :data:`~swbn_lightning.data.decode.FORMATS` are."""
@@ -62,9 +63,10 @@ def class_images(root: Path, name: str) -> Iterator[tuple[str, list[Path]]]:
             foreign += [p for p in entries if p not in taken]
         yield folder.name, files
     if foreign:
-        shown = ", ".join(str(p.relative_to(root)) for p in foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        shown = ", ".join(printable(p.relative_to(root)) for p in foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         warnings.warn(
-            f"{name}: passed over {len(foreign)} that are neither class folder nor image in {root}: {shown}.",
+            f"{name}: passed over {len(foreign)} that are neither class folder nor image in {printable(root)}: "
+            f"{shown}.",
             stacklevel=2,
         )
 

@@ -38,6 +38,7 @@ _DRAWN = tuple(name for names in MEASURES.values() for name in names)
 _MOST_HEATMAPS = 24  # of one run
 _ROUNDED = 1.01  # a correlation may be, in half precision
 _MOST_MEASURED = 2_000_000  # layers times epochs
+_MOST_ROWS = 100  # of results.json
 _MOST_SAID = 1_000  # values in environment.json
 Found = TypeVar("Found")
 Series = dict[int, float]
@@ -89,8 +90,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
     Args:
         paths: each a run's folder (``runs/NAME/version_0``), or a folder with such folders anywhere below: a run's name
-            (``runs/NAME``), a study's folder. Of a ``study.csv`` also the runs and tests that it names, wherever they
-            are.
+            (``runs/NAME``), a study's folder. Of a ``study.csv`` also the runs and tests that it names, if they lie
+            below that path or, by a relative name without ``..``, below the working directory: it may be a stranger's.
 
     Raises:
         InputError: no paths; one that does not exist, is a file, or holds no run.
@@ -113,7 +114,14 @@ def broken_studies(paths: Iterable[str | Path]) -> list[str]:
     told = []
     for path in paths:
         try:
-            _named_by_study(Path(path).expanduser() / STUDY_FILE)
+            _, elsewhere = _named_by_study(Path(path).expanduser() / STUDY_FILE)
+            if elsewhere:
+                names = ", ".join(printable(name)[:200] for name in elsewhere[:3])
+                more = f" and {len(elsewhere) - 3} more" if len(elsewhere) > 3 else ""
+                told.append(
+                    f"{printable(path)}/{STUDY_FILE} names runs that are neither below its folder nor below the "
+                    f"working directory: {names}{more}; give their folders, too, to have them shown"
+                )
         except UnreadableFile as error:
             told.append(str(error))
     return told
@@ -125,6 +133,9 @@ def read_run(path: Path) -> RunFolder:
     run.results = _try(run, RESULTS_FILE, read_json) or {}
     run.config = _try(run, CONFIG_FILE, read_settings) or {}
     run.environment = _try(run, ENVIRONMENT_FILE, lambda file: read_json(file, _MOST_SAID)) or {}
+    if len(rows := run.rows) > _MOST_ROWS:
+        run.problems.append(f"{len(rows) - _MOST_ROWS} further results are only in {RESULTS_FILE}")
+        run.results["results"] = rows[:_MOST_ROWS]
     if has_file(path, (TRAINING_FILE,)):
         run.training = _try(run, TRAINING_FILE, read_settings) or {}
     if run.trained:
@@ -174,17 +185,28 @@ def _runs_below(path: Path) -> list[Path]:
         return [path]
     own = {folder.resolve(): folder for folder in folders_with(path, _FILES)}
     with contextlib.suppress(*([UnreadableFile] if own else [])):  # of which broken_studies tells
-        for folder in _named_by_study(path / STUDY_FILE):
+        for folder in _named_by_study(path / STUDY_FILE)[0]:
             own.setdefault(folder.resolve(), folder)
     return sorted(own.values(), key=_natural)
 
 
-def _named_by_study(file: Path) -> list[Path]:
-    """The folders of a study's runs and tests: it may keep its table in another folder than its runs."""
+def _named_by_study(file: Path) -> tuple[list[Path], list[str]]:
+    """The folders of a study's runs and tests, as it may keep its table in another folder; and those not to be taken.
+
+    A table that somebody else made could name any folder of the machine, whose settings would stand in the page.
+    """
     if not file.is_file():
-        return []
+        return [], []
     named = [row.get(key) or "" for _, row in csv_rows(file) for key in ("run", "test")]
-    return [folder for name in dict.fromkeys(named) if name and _is_run(folder := Path(name))]
+    found, elsewhere = [], []
+    for name in dict.fromkeys(named):
+        if name and _is_run(folder := Path(name)):
+            relative = not folder.is_absolute() and ".." not in folder.parts
+            bases = [file.parent, *([Path()] if relative else [])]
+            inside = any(folder.resolve().is_relative_to(base.resolve()) for base in bases)
+            found += [folder] if inside else []
+            elsewhere += [] if inside else [name]
+    return found, elsewhere
 
 
 def _is_run(folder: Path) -> bool:

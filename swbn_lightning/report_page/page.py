@@ -1,6 +1,6 @@
 """The report page: summary first, then what differs, pictures, and each run's details."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from swbn_lightning.curves import (
 )
 from swbn_lightning.errors import InputError
 from swbn_lightning.report_page import tables
-from swbn_lightning.report_page.folders import broken_studies, find_runs, read_run
+from swbn_lightning.report_page.folders import RunFolder, broken_studies, find_runs, read_run
 from swbn_lightning.report_page.html import Html, dotted, download, join, page, picture, tag
 from swbn_lightning.report_page.trainings import (
     Training,
@@ -34,6 +34,8 @@ from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whi
 REPORT_FILE = "report.html"
 # So many have pictures of their own, and so many lines can be told apart in one: pages of a big study stay usable.
 MOST_PICTURED, MOST_LINES, MOST_HEATMAPS = 8, 14, 24
+_MOST_TESTS = 40  # kinds of tests: each is a column and a panel
+_MOST_SETTINGS = 2_000  # names of settings, of all runs
 _FEW = 3  # folders that are named in a line
 
 
@@ -52,6 +54,7 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
         InputError: a path without a run; no run but of ``predict``; a file that cannot be written.
     """
     runs = [run for path in find_runs(paths) if not (run := read_run(path)).predicted]
+    _limit(runs)
     if not runs:
         raise InputError(
             f"{paths[0]} holds predictions alone, which have no results to show; see predictions.csv there."
@@ -60,6 +63,34 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
         output = Path(paths[0]).expanduser() / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
     file = output_file(output, "the page", REPORT_FILE)
     return write_output(file, render(as_trainings(runs), _name(paths), broken_studies(paths)))
+
+
+def _limit(runs: Sequence[RunFolder]) -> None:
+    """Leave out what no page of many runs can hold, and say so; a run's own files have far less."""
+    kinds: set[tuple[str, ...]] = set()
+    settings: set[str] = set()
+    for run in runs:
+        kept = [row for row in run.rows if _among(kinds, _kind(run, row), _MOST_TESTS)]
+        if len(kept) < len(run.rows):
+            run.problems.append(f"results of more than {_MOST_TESTS} kinds of tests are only in the folders")
+            run.results["results"] = kept
+        config = {key: value for key, value in run.config.items() if _among(settings, key, _MOST_SETTINGS)}
+        if len(runs) > 1 and len(config) < len(run.config):
+            run.problems.append(f"settings of more than {_MOST_SETTINGS} names are only in the folders")
+            run.config = config
+
+
+def _among(known: set[Any], value: Any, most: int) -> bool:
+    if len(known) < most:
+        known.add(value)
+    return value in known
+
+
+def _kind(run: RunFolder, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells a test's result from others; of a training's validation not the epoch."""
+    if run.trained:
+        return (str(row.get("split")).partition(" ")[0],)
+    return (tables.setting_of(row), repr(row.get("queries")), repr(row.get("seed")))
 
 
 def render(trainings: Sequence[Training], name: str, problems: Iterable[str] = ()) -> str:

@@ -20,6 +20,7 @@ from swbn_lightning.run_files import finite
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"
+_MOST_DIFFERENT = 200  # settings in the table of those that differ
 _LONGEST = 300  # letters of a setting in a table
 # Of a result: its key in the file, its column, and how it is shown.
 _RESULT_COLUMNS = (
@@ -81,10 +82,14 @@ def setting_differences(groups: Sequence[TrainingGroup]) -> Html | None:
     columns = differences([group.trainings[0].compared for group in groups])
     if not columns:
         return None
-    return table(
+    shown = list(columns.items())[:_MOST_DIFFERENT]
+    made = table(
         ["setting", *(dotted(group.label) for group in groups)],
-        [[tag("code", dotted(key)), *(_setting(value) for value in values)] for key, values in columns.items()],
+        [[tag("code", dotted(key)), *(_setting(value) for value in values)] for key, values in shown],
     )
+    if len(columns) == len(shown):
+        return made
+    return join([made, tag("p", f"The first {len(shown)} of {len(columns)} settings that differ.", class_="quiet")])
 
 
 def results(run: RunFolder) -> Html | None:

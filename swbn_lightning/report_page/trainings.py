@@ -12,7 +12,7 @@ from swbn_lightning.report_page.folders import RunFolder, Series
 from swbn_lightning.report_page.nested import ABSENT, differences
 from swbn_lightning.run_files import UnreadableFile, finite, printable, reading
 from swbn_lightning.runs import RESULTS_FILE, find_source
-from swbn_lightning.saved_tests import Age, newest, setting_words
+from swbn_lightning.saved_tests import Age, can_start_from, newest, setting_words, when
 from swbn_lightning.whiteness.records import CorrelationMap
 
 # What two trainings of the same group may differ in: the seed, where the run is, and what only a test uses.
@@ -120,7 +120,9 @@ def as_trainings(runs: Sequence[RunFolder]) -> list[Training]:
     """
     by_path = {run.path.resolve(): run for run in runs}
     known = [path for path, run in by_path.items() if run.trained]
-    sources = {path: _source(run, [other for other in known if other != path]) for path, run in by_path.items()}
+    sources = {
+        path: _source(run, {other: by_path[other] for other in known if other != path}) for path, run in by_path.items()
+    }
     # None can have continued itself, whatever the files say.
     sources = {path: source for path, source in sources.items() if source and path not in _chain(source, sources)}
     continued = {sources[path] for path in known if path in sources}
@@ -245,10 +247,14 @@ def _newest(runs: Sequence[Run], age: Callable[[Run], Age], folder: Callable[[Ru
         return None
 
 
-def _source(run: RunFolder, known: Sequence[Path]) -> Path | None:
+def _source(run: RunFolder, known: Mapping[Path, RunFolder]) -> Path | None:
+    def accepted(path: Path) -> bool:
+        other = known[path]  # of a training that goes on, what it names is all that is known
+        return run.trained or can_start_from(run.training, run.when, other.config, when({}, other.environment))
+
     try:
         with reading(run.path / RESULTS_FILE):
-            return find_source(run.path, run.results, run.config, known)
+            return find_source(run.path, run.results, run.config, known, accepted)
     except UnreadableFile as error:  # a path that cannot be one
         run.problems.append(f"what it started from is not known ({error.reason})")
         return None

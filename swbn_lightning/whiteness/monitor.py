@@ -15,11 +15,11 @@ from torch import Tensor
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import check_norms, named_norms
 from swbn_lightning.norms.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.whiteness.kept import maps_of, measurements
 from swbn_lightning.whiteness.measure import LayerWhiteness, choose_layers, feature_moments, summarize
 from swbn_lightning.whiteness.measures import MEASURES
 from swbn_lightning.whiteness.moments import FeatureMoments
 from swbn_lightning.whiteness.records import (
-    COLUMNS,
     MEAN,
     WHITENESS_FILE,
     CorrelationMap,
@@ -166,13 +166,7 @@ class WhitenessMonitor(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = measurements(state_dict.get("history"))
         self.rows = measurements(state_dict.get("rows"))
-        maps = state_dict.get("maps")
-        try:
-            self._maps = {
-                layer: {k: CorrelationMap(**m) for k, m in own.items()} for layer, own in (maps or {}).items()
-            }
-        except (TypeError, AttributeError):  # from elsewhere, or of another version
-            self._maps = {}
+        self._maps = maps_of(state_dict.get("maps"))
 
     def _measures(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
         if self.every_n_epochs == 0 or next(named_norms(pl_module), None) is None:
@@ -252,6 +246,12 @@ class WhitenessMonitor(pl.Callback):
             write_heatmap(self._folder / f"{heatmap_name(layer)}.csv", maps)
 
     def _draw(self, trainer: pl.Trainer) -> None:
+        try:
+            self._draw_all(trainer)
+        except OSError as error:  # a full disk: what was trained shall not be lost for pictures
+            rank_zero_warn(f"the pictures of whiteness could not be written: {error.strerror or error}")
+
+    def _draw_all(self, trainer: pl.Trainer) -> None:
         if not (self.pictures and self.rows and trainer.is_global_zero and self._folder is not None):
             return
         from swbn_lightning.whiteness.plots import heatmap_pairs, save, whiteness_by_layer
@@ -269,20 +269,6 @@ class WhitenessMonitor(pl.Callback):
         if (name, kind) not in self._warned:
             self._warned.add((name, kind))
             rank_zero_warn(message)
-
-
-def measurements(found: Any) -> list[dict[str, Any]]:
-    """What a checkpoint says was measured, if that is what it is; else nothing."""
-    rows = found if isinstance(found, list) else []
-    return [dict(row) for row in rows] if all(_is_measurement(row) for row in rows) else []
-
-
-def _is_measurement(row: Any) -> bool:
-    if not isinstance(row, dict) or not {"epoch", "step", "distance", "rms"} <= row.keys() <= set(COLUMNS):
-        return False
-    layer, numbers = row.get("layer", ""), [value for key, value in row.items() if key != "layer"]
-    whole = type(row["epoch"]) is int and type(row["step"]) is int
-    return whole and isinstance(layer, str) and all(type(value) in (int, float) for value in numbers)
 
 
 def _few_samples(name: str, layer: LayerWhiteness) -> str:

@@ -1,6 +1,7 @@
 """The figures of a run as CSV files: whiteness by epoch and layer, and the matrices of heatmaps."""
 
 import csv
+import io
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.run_files import csv_rows, reading, whole
+from swbn_lightning.runs import write_whole
 from swbn_lightning.whiteness.measures import MEASURES, correlation_distance
 from swbn_lightning.whiteness.moments import FeatureMoments
 
@@ -112,17 +114,16 @@ def write_heatmap(path: Path, maps: Mapping[str, CorrelationMap]) -> None:
         maps: by what they are called (``"before"``, ``"after"``).
     """
     channels = sorted({channel for found in maps.values() for channel in found.channels})
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [*_MAP_COLUMNS, *channels], lineterminator="\n")
-        writer.writeheader()
-        for name, found in maps.items():
-            given = {"map": name, "epoch": found.epoch, "num_features": found.num_features, "rms": found.rms}
-            for channel, values in zip(found.channels, found.correlation.tolist(), strict=True):
-                row: dict[Any, Any] = {**given, "channel": channel}
-                row |= {c: v for c, v in zip(found.channels, values, strict=True) if not math.isnan(v)}
-                writer.writerow(row)
-    temporary.replace(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*_MAP_COLUMNS, *channels], lineterminator="\n")
+    writer.writeheader()
+    for name, found in maps.items():
+        given = {"map": name, "epoch": found.epoch, "num_features": found.num_features, "rms": found.rms}
+        for channel, values in zip(found.channels, found.correlation.tolist(), strict=True):
+            row: dict[Any, Any] = {**given, "channel": channel}
+            row |= {c: v for c, v in zip(found.channels, values, strict=True) if not math.isnan(v)}
+            writer.writerow(row)
+    write_whole(path, text.getvalue())
 
 
 def read_heatmap(path: str | Path) -> dict[str, CorrelationMap]:

@@ -123,6 +123,55 @@ def test_episodes_are_paired_by_their_numbers(tmp_path):
     assert compare([a, b]) == expected
 
 
+def test_the_mean_of_the_episodes_is_the_accuracy_of_the_test(tmp_path):
+    values = episodes(1)
+    a, b = saved(tmp_path, "a", values), saved(tmp_path, "b", values, accuracy=float(values.mean()) + 5e-7)
+    compare([a, b])
+    for told in (0.99, "0.99", None, float("nan")):
+        b = saved(tmp_path, "b", values, accuracy=told)
+        with pytest.raises(InputError, match=r"mean accuracy of 0\.\d+, and results\.json says .*test again") as error:
+            compare([a, b])
+        assert repr(told) in str(error.value) and str(values.mean())[:8] in str(error.value)
+
+
+@pytest.mark.parametrize("header", ["episode,accuracy,accuracy", "episode,accuracy,episode"])
+def test_a_column_that_stands_twice(tmp_path, header):
+    a, b = saved(tmp_path, "a", episodes(1, 1)), saved(tmp_path, "b", episodes(2, 1))
+    (Path(b) / "version_1" / "episodes.csv").write_text(f"{header}\n0,0.5,0\n")
+    with pytest.raises(InputError, match=r"b/version_1/episodes\.csv cannot be read: it has the column .* 2 times"):
+        compare([a, b])
+
+
+@pytest.mark.parametrize("given", ["", None, 5, True, ["a"]])
+def test_episodes_that_are_not_named(tmp_path, given):
+    runs = [saved(tmp_path, name, episodes(1), episodes_id=given) for name in "ab"]
+    with pytest.raises(
+        InputError, match=r"a/version_1/results\.json cannot be read: its episodes_id is .*, not a text"
+    ):
+        compare(runs)
+
+
+@pytest.mark.parametrize("key", ["tested_checkpoint", "tested_run"])
+@pytest.mark.parametrize("path", ["a/" * 20_000, "/" + "a/" * 64, "a" * 5_000 + "/"])
+def test_a_path_of_many_parts_is_not_looked_for(tmp_path, path, key):
+    a, b = saved(tmp_path, "a", episodes(1)), saved(tmp_path, "b", episodes(2))
+    test = Path(b) / "version_1"
+    shutil.copy(test.parent / "version_0" / "config.yaml", test / "training.yaml")
+    for run in ("../version_9", "../version_0"):  # which is there, and needs no look
+        change(test / "results.json", **{"tested_run": run, key: f"{path}checkpoints/x.ckpt"})
+        begun = time.monotonic()
+        if run == "../version_0" and key == "tested_checkpoint":
+            compare([a, b])
+            assert "what it started from" not in report(b).text
+        else:
+            with pytest.raises(
+                InputError, match=r"b/version_1/results\.json cannot be read: it names a path of \d+ let"
+            ):
+                compare([a, b])
+            assert "what it started from is not known (it names a path of" in report(b).text
+        assert time.monotonic() - begun < 30
+
+
 @pytest.mark.parametrize("line,reason", [
     ("1,0.5", "line 3: episode 1 stands in line 2, too"),
     ("2,0.5", "line 3: episode 2 of 2, which should be numbered from 0"),
@@ -208,7 +257,7 @@ def test_a_checkpoint_with_an_impossible_name(tmp_path, path):
         try:
             compare([a, b])  # of a checkpoint outside of a run
         except InputError as error:
-            assert "is a test of" in str(error)
+            assert "is a test of" in str(error) or "results.json cannot be read: it names a path of 50" in str(error)
 
 
 def test_names_do_not_act_on_the_terminal(tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """What a checkpoint says of its model reaches it as plain values only: nothing is imported, called or fetched."""
 
+import collections
 import sys
 
 import pytest
@@ -71,8 +72,64 @@ ATTACKS = {
     "backbone_args.a": keep("backbone_args", contained_in_itself),
     "backbone_args.a.0": keep("backbone_args", a_thousand_times_a_thousand),
     "backbone_args.weights": keep("backbone_args", {"weights": torch.zeros(2)}),
-    "hyper_parameters": lambda content, call, folder: content.update(hyper_parameters=[call]),
 }
+
+
+class Hidden:
+    """A mapping that looks empty to whoever asks for its items: torch lets a file set an OrderedDict's attributes."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __reduce__(self):
+        return collections.OrderedDict, (), {"items": set}, None, iter(list(self.value.items()))
+
+
+@pytest.mark.parametrize("where", ["hyper_parameters", "norm_args", "whole"])
+def test_a_mapping_that_hides_its_content(where, attack, trained, capsys):
+    def change(content, call, folder):
+        kept = content["hyper_parameters"]
+        kept["norm_args"] = {**kept["norm_args"], "affine": call}
+        if where == "norm_args":
+            kept["norm_args"] = Hidden(kept["norm_args"])
+        if where == "hyper_parameters":
+            content["hyper_parameters"] = Hidden(kept)
+        if where == "whole":
+            content.update(callbacks=Hidden(content["callbacks"]), hyper_parameters=Hidden({**kept, "optimizer": call}))
+
+    path = attack(change)
+    for command in ("test", "fit"):
+        with pytest.raises(SystemExit) as stopped:
+            main([command, *trained[1], "--ckpt_path", str(path)])
+        assert stopped.value.code == 2 and "is refused: it names something to be imported" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="is refused"):
+        PrototypicalNetwork.load_from_checkpoint(path)
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("callbacks", []), ("loops", None), ("optimizer_states", {}), ("lr_schedulers", 1), ("epoch", "1"),
+    ("pytorch-lightning_version", "x"), ("state_dict", {1: torch.zeros(1)}), ("hyper_parameters", 5),
+])  # fmt: skip
+def test_parts_of_another_kind_are_said_in_a_line(key, value, attack, trained, capsys):
+    path = attack(lambda content, call, folder: content.update({key: value}))
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *trained[1], "--ckpt_path", str(path)])
+    assert stopped.value.code == 2 and f"{path} is not a checkpoint" in capsys.readouterr().err
+
+
+def test_weights_that_do_not_fit_are_said_in_a_line(attack, trained, capsys):
+    path = attack(lambda content, call, folder: content["state_dict"].popitem())
+    with pytest.raises(SystemExit) as stopped:
+        main(["test", *trained[1], "--ckpt_path", str(path)])
+    assert stopped.value.code == 2 and "swbn: error: Error(s) in loading state_dict" in capsys.readouterr().err
+
+
+def test_patterns_of_names_are_plain_words(attack, trained, capsys):
+    """As ``backbone_args: {exclude: ["*downsample*"]}`` of a converted network."""
+    path = attack(keep("backbone_args", {"hidden": [8], "exclude": ["*downsample*", "layer[!1]?"]}))
+    with pytest.raises(SystemExit):
+        main(["test", *trained[1], "--ckpt_path", str(path)])
+    assert "unknown option" in (said := capsys.readouterr().err) and "refused" not in said
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -109,7 +109,10 @@ HOSTILE = {
         array() + b"(K\x01K\x04\x85" + dtype() + b"\x89" + raw_bytes(b"abcd") + b"tb",
         "no array",
     ),
-    "a memo of four thousand million": (b"Nr\xff\xff\xff\xff" + b"Np" + b"9" * 30 + b"\n0", None),
+    "a memo of four thousand million": (
+        b"Nr\xff\xff\xff\xff" + b"Np" + b"9" * 30 + b"\n0",
+        "a number of more than 32 bits",
+    ),
     "deep tuples": (b"N" + b"\x85" * 200_000, "nests tuples more than 10 deep"),
     "deep tuples as a key": (b"}N" + b"\x85" * 200_000 + b"Ns", "nests tuples more than 10 deep"),
     "wide tuples as a key": (

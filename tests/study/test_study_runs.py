@@ -109,7 +109,6 @@ def test_a_file_that_two_processes_write_is_whole(tmp_path, monkeypatch):
 
     def replace_after_the_other(self, target):
         monkeypatch.setattr(Path, "replace", replace)
-        monkeypatch.setattr("swbn_lightning.runs.os.getpid", lambda: -1)
         write_whole(path, "theirs")
         assert path.read_text() == "theirs"
         return replace(self, target)

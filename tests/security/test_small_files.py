@@ -1,0 +1,87 @@
+"""Small files that would take minutes or gigabytes."""
+
+import json
+import time
+
+import pytest
+
+from swbn_lightning.errors import InputError
+from swbn_lightning.report_page import page as page_module
+from swbn_lightning.report_page.page import write_report
+from swbn_lightning.run_files import read_yaml
+from swbn_lightning.safe_pickle import load_pickle
+
+
+def seconds(function):
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def pickle_of(path, body):
+    path.write_bytes(body)
+    return path
+
+
+def test_numbers_under_which_a_pickle_stores_cannot_collide(tmp_path):
+    prime = 2**61 - 1
+    body = b"N" + b"".join(b"p%d\n" % (number * prime) for number in range(1, 20)) + b"."
+    with pytest.raises(InputError, match="a number of more than 32 bits"):
+        load_pickle(pickle_of(tmp_path / "a", body))
+    chain = [0]
+    for _ in range(30_000):
+        chain.append((5 * chain[-1] + 1) % 2**16)
+    body = b"".join(b"r" + number.to_bytes(4, "little") for number in chain)
+    body += b"".join(b"r" + (2**16 * k).to_bytes(4, "little") for k in range(1, 30_000))
+    assert seconds(lambda: load_pickle(pickle_of(tmp_path / "b", b"N" + body + b"."))) < 2
+    assert load_pickle(pickle_of(tmp_path / "c", b"\x80\x02]q\x07(h\x07K\x01e0h\x07.")) is not None
+
+
+def test_numbers_as_keys_are_few(tmp_path):
+    def of(count):
+        return b"\x80\x02}(" + b"".join(b"J" + key.to_bytes(4, "little") + b"N" for key in range(count)) + b"u"
+
+    assert len(load_pickle(pickle_of(tmp_path / "a", of(10_000) + b"."))) == 10_000
+    with pytest.raises(InputError, match="more than 10000 numbers as keys"):
+        load_pickle(pickle_of(tmp_path / "b", of(10_001) + b"."))
+    with pytest.raises(InputError, match="or 100000 in all"):
+        load_pickle(pickle_of(tmp_path / "c", b"](" + of(10_000) * 11 + b"e."))
+    names = b"\x80\x02}(" + b"".join(b"U\x05%05dK\x01" % key for key in range(38_400)) + b"u."
+    assert len(load_pickle(pickle_of(tmp_path / "d", names))) == 38_400
+
+
+def test_yaml_has_no_numbers_in_base_60(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: 1" + ":1" * 200_000 + "\nb: 1:30\nc: 1:30.5\nd: 12\ne: -1.5e-3\nf: 0x1F\ng: .inf\n")
+    found = {}
+    assert seconds(lambda: found.update(read_yaml(path))) < 2
+    assert found.pop("a").endswith(":1")
+    assert found == {"b": "1:30", "c": "1:30.5", "d": 12, "e": -0.0015, "f": 31, "g": float("inf")}
+    for kind in ("int", "float"):
+        path.write_text(f"a: !!{kind} 1" + ":1" * 200_000)
+        with pytest.raises(InputError, match="a number in base 60"):
+            read_yaml(path)
+
+
+def run(folder, rows=(), command="test", config=""):
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({"command": command, "results": list(rows)}))
+    (folder / "config.yaml").write_text(config or "a: 1\n")
+
+
+def test_the_results_of_a_report_are_limited(tmp_path):
+    run(tmp_path / "a" / "version_0", [{"split": f"s{number}", "accuracy": 0.5} for number in range(3_000)])
+    run(tmp_path / "b" / "version_0", [{"split": f"t{number}", "accuracy": 0.5} for number in range(3_000)])
+    page = write_report([tmp_path]).read_text()
+    assert "2900 further results are only in results.json" in page
+    assert "results of more than 40 kinds of tests are only in the folders" in page
+    assert page.count("<th") < 400 and ">s39<" in page and ">s40<" not in page and ">t0<" not in page
+
+
+def test_the_settings_of_a_report_are_limited(tmp_path, monkeypatch):
+    for number in range(3):
+        config = "".join(f"r{number}k{key}: 0\n" for key in range(1_000))
+        run(tmp_path / f"r{number}" / "version_0", command="fit", config=config)
+    page = write_report([tmp_path]).read_text()
+    assert "The first 200 of 2000 settings that differ" in page
+    assert f"settings of more than {page_module._MOST_SETTINGS} names are only in the folders" in page
