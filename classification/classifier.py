@@ -10,6 +10,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from classification.datamodules import ClassificationDataModule, LabelledBatch
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.intervals import half_width
 from swbn_lightning.training import TrainingModule
 
 
@@ -90,8 +91,8 @@ class ImageClassifier(TrainingModule):
             "classes": self.num_classes,
             "images": images,
             "accuracy": accuracy,
-            # Of a proportion over the images (normal approximation).
-            "ci95": 1.96 * math.sqrt(accuracy * (1 - accuracy) / images),
+            # Of the mean of as many ones and zeros as there are images; none where all are alike.
+            "ci95": half_width(math.sqrt(accuracy * (1 - accuracy) * images / max(images - 1, 1)), images),
             "loss": self.eval_loss.compute().item(),
         }
         if self.eval_top5 is not None:
