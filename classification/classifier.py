@@ -58,17 +58,37 @@ class ImageClassifier(TrainingModule):
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
         return loss, (logits.argmax(-1) == batch.labels).float().mean()
 
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self._validates_on != "test":
+            return
+        watching = [*self.trainer.callbacks, *self.trainer.lr_scheduler_configs]
+        if found := next((own for own in watching if str(getattr(own, "monitor", "")).startswith("test/")), None):
+            raise InputError(
+                f"{type(found).__name__} watches {found.monitor}, but curve_split: test is for curves only: the test "
+                "images must choose nothing. Watch train/loss, or hold out images with val_share."
+            )
+
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
-        self._evaluation_step(batch, "val")
+        self._evaluation_step(batch, self._validates_on)
 
     def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         self._evaluation_step(batch, "test")
 
     def on_validation_epoch_end(self) -> None:
-        self._record("val")
+        if self._validates_on == "val":
+            self._record("val")
+        else:  # a point of a curve, and no result of the training
+            self.stop_unless_finite(self._validates_on)
+            self.eval_images.reset()
 
     def on_test_epoch_end(self) -> None:
         self._record("test")
+
+    @property
+    def _validates_on(self) -> str:
+        data = self.image_data
+        return "val" if data.has_validation else getattr(data, "curve_split", None) or "val"
 
     def _evaluation_step(self, batch: LabelledBatch, split: str) -> None:
         logits = self.watch_finite(self(batch.images), batch.images)
