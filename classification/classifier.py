@@ -62,7 +62,7 @@ class ImageClassifier(TrainingModule):
         super().on_fit_start()
         if self._validates_on != "test":
             return
-        watching = [*self.trainer.callbacks, *self.trainer.lr_scheduler_configs]
+        watching = [*self.trainer.callbacks, *self.trainer.lr_scheduler_configs]  # type: ignore[attr-defined]
         if found := next((own for own in watching if str(getattr(own, "monitor", "")).startswith("test/")), None):
             raise InputError(
                 f"{type(found).__name__} watches {found.monitor}, but curve_split: test is for curves only: the test "

@@ -194,8 +194,8 @@ def _compared(line: Comparison, own: dict[int, tuple[float, ...]], base: dict[in
 
     def decide(confidence: float) -> Interval:
         if both:
-            return two_way_difference(*sides, confidence)
-        return paired_difference(*(_mean_of_each_episode(side) for side in sides), confidence)
+            return two_way_difference(*sides, confidence=confidence)
+        return paired_difference(*(_mean_of_each_episode(side) for side in sides), confidence=confidence)
 
     return line._replace(
         over_episodes=paired_difference(*(_mean_of_each_episode(side) for side in sides)),

@@ -62,7 +62,9 @@ def half_width(std: float, number: int, confidence: float = CONFIDENCE) -> float
     return t_quantile(number - 1, confidence) * std / math.sqrt(number)
 
 
-def paired_difference(values: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def paired_difference(
+    values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Interval:
     """The mean of ``values - baseline`` with its interval, pair by pair.
 
     What both of a pair have in common (the seed's network and batches, the episode's images) cancels, so the interval
@@ -82,7 +84,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], confid
 
 
 def two_way_difference(
-    values: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], confidence: float = CONFIDENCE
+    values: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> Interval:
     """The mean of ``values - baseline`` over seeds and episodes, with an interval for other seeds *and* other episodes.
 

@@ -54,7 +54,7 @@ def difference_over_seeds(group: Group, confidence: float = CONFIDENCE) -> Inter
     """The metric less BatchNorm's, paired seed by seed; None for BatchNorm itself, or without a common seed."""
     pairs = _pairs(group)
     values, base = [row.value for row, _ in pairs], [base.value for _, base in pairs]
-    return paired_difference(values, base, confidence) if pairs else None
+    return paired_difference(values, base, confidence=confidence) if pairs else None
 
 
 def difference_over_episodes(group: Group, confidence: float = CONFIDENCE) -> Interval | None:
@@ -66,7 +66,7 @@ def difference_over_episodes(group: Group, confidence: float = CONFIDENCE) -> In
     if sides is None:
         return None
     norm, base = ([fmean(values) for values in zip(*side, strict=True)] for side in sides)
-    return paired_difference(norm, base, confidence)
+    return paired_difference(norm, base, confidence=confidence)
 
 
 def difference_over_both(group: Group, confidence: float = CONFIDENCE) -> Interval | None:
@@ -74,7 +74,7 @@ def difference_over_both(group: Group, confidence: float = CONFIDENCE) -> Interv
     sides = _episodes(group)
     if sides is None or min(len(sides[0]), len(sides[0][0])) < 2:
         return None
-    return two_way_difference(*sides, confidence)
+    return two_way_difference(*sides, confidence=confidence)
 
 
 def deciding(group: Group) -> Callable[[Group, float], Interval | None]:

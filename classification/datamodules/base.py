@@ -99,8 +99,9 @@ class ClassificationDataModule(ImageDataModule):
     trains: crop and flip, normalisation, erasing (whose rectangles so get the mean colour), in that order. A subclass
     whose images do not fit into memory gives :meth:`training_dataset` and :meth:`evaluation_dataset` instead.
 
-    Each process of a distributed training takes other images. All training batches have the same size: what is left
-    at an epoch's end is used in another epoch, as the order is another one.
+    In a loop of one's own ``train_dataloader().sampler.set_epoch(epoch)`` must be called before each epoch, or all have
+    one order. Each process of a distributed training takes other images. All training batches have the same size: what
+    is left at an epoch's end is used in another epoch, as the order is another one.
 
     Args:
         mean: of the training pixels, per channel, in [0, 1].

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ MAX_PASSES = 20
 """How often a JPEG may go over ``MAX_PIXELS`` pixels, and over fewer accordingly more often. A progressive one does so
 about ten times; a hostile one of 100 kB can do so for hours."""
 
-_TURNS = {
+_TURNS: dict[Any, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
