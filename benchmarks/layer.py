@@ -26,6 +26,7 @@ from swbn_lightning.paper import find_paper_figure
 
 CPU_SHAPES = ("64x16x32x32", "64x64x16x16", "64x256x8x8", "64x512x6x6")
 GPU_SHAPES = ("64x64x32x32", "64x256x32x32", "64x1024x32x32", "64x2048x32x32")
+PAPER_SIZE = (64, 32, 32)  # section 4.1.4, as IterNorm's authors: 65,536 samples a channel
 LITERAL = {"literal-swbn": LiteralSWBN, "literal-iternorm": LiteralIterNorm}
 NORMS = ("bn", "bn+products", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
 EVALUATED = ("bn", "swbn-fro", "iternorm", "dbn")
@@ -59,7 +60,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             passes = {key: captured(run) for key, run in passes.items() if key[0] != "dbn"}
         for (norm, mode), seconds in medians(passes, options.rounds, device).items():
             row = {"shape": text, "norm": norm, "mode": mode, "ms": 1000 * seconds}
-            rows.append({**row, "paper_ratio": paper_ratio(norm, shape[1])})
+            rows.append({**row, "paper_ratio": paper_ratio(norm, tuple(shape))})
     return rows
 
 
@@ -81,8 +82,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def paper_ratio(norm: str, channels: int) -> float | None:
-    """The paper's time of one layer over its BatchNorm's; None where it gives none."""
+def paper_ratio(norm: str, shape: tuple[int, ...]) -> float | None:
+    """The paper's time of one layer over its BatchNorm's; None where it gives none, or had another shape."""
+    batch, channels, *size = shape
+    if (batch, *size) != PAPER_SIZE:
+        return None
     times = (find_paper_figure(table="table_time", norm=name, setting=f"d={channels}") for name in (norm, "bn"))
     layer, base = (figure.value if figure else None for figure in times)
     return layer / base if layer and base else None

@@ -29,7 +29,7 @@ from classification import CIFAR10DataModule, CIFAR100DataModule, ImageClassifie
 from classification.datamodules import ClassificationDataModule
 from swbn_lightning import WhitenessMonitor
 from swbn_lightning.errors import InputError
-from swbn_lightning.intervals import Interval, mean_interval, paired_difference
+from swbn_lightning.intervals import Interval, corrected, mean_interval, paired_difference
 from swbn_lightning.step_course import COURSES, StepSizeCourse, WhitenedStart
 from swbn_lightning.step_size import BUDGETS, LARGEST
 
@@ -103,6 +103,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| norm | budget | arm | accuracy, % ± std | to constant, 95% | RMS correlation |",
         "| --- | ---: | --- | ---: | ---: | ---: |",
     ]
+    compared = 0
     for key in dict.fromkeys((row["norm"], row["budget"], row["arm"]) for row in rows):
         own = _by_seed(rows, *key)
         norm, budget, arm = key
@@ -113,10 +114,12 @@ def table(rows: list[dict[str, Any]]) -> str:
         accuracy = mean_interval([100 * row["accuracy"] for row in own.values()])
         base = _by_seed(rows, norm, budget, CONSTANT)
         difference = "" if arm == CONSTANT or base.keys() != own.keys() else _paired(own, base)
+        compared += "±" in difference
         std = "" if accuracy.std is None else f" ± {accuracy.std:.2f}"
         rms = statistics.fmean(row["rms"] for row in own.values())
         lines.append(f"{name} {accuracy.mean:.2f}{std} | {difference} | {rms:.3f} |")
-    return "\n".join(lines)
+    note = f"{compared} comparisons, each at 95%; Bonferroni's are each at {100 * corrected(compared or 1):.2f} %."
+    return "\n".join([*lines, *(["", note] if compared > 1 else [])])
 
 
 def _by_seed(rows: list[dict[str, Any]], norm: str, budget: float, arm: str) -> dict[int, dict[str, Any]]:

@@ -10,6 +10,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from classification.datamodules import ClassificationDataModule, LabelledBatch
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.intervals import half_width
 from swbn_lightning.training import TrainingModule
 
 
@@ -57,17 +58,36 @@ class ImageClassifier(TrainingModule):
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
         return loss, (logits.argmax(-1) == batch.labels).float().mean()
 
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self._validates_on() != "test":
+            return
+        watching = [*self.trainer.callbacks, *self.trainer.lr_scheduler_configs]  # type: ignore[attr-defined]
+        if found := next((own for own in watching if str(getattr(own, "monitor", "")).startswith("test/")), None):
+            raise InputError(
+                f"{type(found).__name__} watches {found.monitor}, but curve_split: test is for curves only: the test "
+                "images must choose nothing. Watch train/loss, or hold out images with val_share."
+            )
+
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
-        self._evaluation_step(batch, "val")
+        self._evaluation_step(batch, self._validates_on())
 
     def test_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         self._evaluation_step(batch, "test")
 
     def on_validation_epoch_end(self) -> None:
-        self._record("val")
+        if self._validates_on() == "val":
+            self._record("val")
+        else:  # a point of a curve, and no result of the training
+            self.stop_unless_finite(self._validates_on())
+            self.eval_images.reset()
 
     def on_test_epoch_end(self) -> None:
         self._record("test")
+
+    def _validates_on(self) -> str:
+        data = self.image_data()
+        return "val" if data.has_validation else getattr(data, "curve_split", None) or "val"
 
     def _evaluation_step(self, batch: LabelledBatch, split: str) -> None:
         logits = self.watch_finite(self(batch.images), batch.images)
@@ -90,8 +110,8 @@ class ImageClassifier(TrainingModule):
             "classes": self.num_classes,
             "images": images,
             "accuracy": accuracy,
-            # Of a proportion over the images (normal approximation).
-            "ci95": 1.96 * math.sqrt(accuracy * (1 - accuracy) / images),
+            # Of the mean of as many ones and zeros as there are images; none where all are alike.
+            "ci95": half_width(math.sqrt(accuracy * (1 - accuracy) * images / max(images - 1, 1)), images),
             "loss": self.eval_loss.compute().item(),
         }
         if self.eval_top5 is not None:

@@ -116,8 +116,11 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
 class EpisodicDataModule(ImageDataModule):
     """Training episodes, and the images of the evaluation splits, from one few-shot data set.
 
-    In training a batch is :class:`EpisodeBatch`. In validation and test a batch is images: the module embeds
-    each image of the split once and then draws and scores episodes in bulk (:func:`fewshot.evaluate_episodes`).
+    In training a batch is :class:`EpisodeBatch`. Which episodes an epoch has is a function of its number, which
+    Lightning tells the loader. A loop of one's own must tell it too, or every epoch has the same episodes:
+    ``loader.sampler.set_epoch(epoch)`` before each pass over ``loader = data.train_dataloader()``. In validation and
+    test a batch is images: the module embeds each image of the split once and then draws and scores episodes in bulk
+    (:func:`fewshot.evaluate_episodes`).
 
     Args:
         dataset: ``"glyphs"`` (letters drawn in memory, nothing to download), ``"cifar-fs"``, ``"fc100"``,
@@ -135,7 +138,8 @@ class EpisodicDataModule(ImageDataModule):
         crop_padding: random crop of the image padded by so many pixels, in training; 0 for none.
         flip: random horizontal flip, in training; not for letters.
         erasing: probability of an image to lose a rectangle, in training (:class:`RandomErasing`); cross attention's
-            public code has 0.5.
+            public code has 0.5. (Its rectangles take up to 0.4 of the area, with the ratio drawn uniformly, and are
+            filled with the means of the pixels after normalisation; here up to 0.33, uniformly in the logarithm, 0.)
         seed: of the training episodes; None for Lightning's global seed (``seed_everything``), or 0.
         eval_seed: of validation and test episodes. Its own, so that runs with different training seeds are
             compared on the same episodes.

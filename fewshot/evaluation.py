@@ -5,7 +5,6 @@ image's feature does not depend on the images beside it, that is, with evaluatio
 random augmentation. Where it does, each episode's images are embedded together, episode by episode.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from torch.nn import functional as F
 from fewshot.episodes import EpisodeSampler
 from fewshot.heads import EpisodeHead
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.intervals import half_width
 from swbn_lightning.not_finite import check_finite
 from swbn_lightning.training import check_running_statistics
 
 # Most bytes that one chunk of episodes takes, features and what the head makes of them: small enough to stay near the
 # caches (256 MiB took five times as long on a CPU).
 _CHUNK_BYTES = 16 * 2**20
-_Z95 = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,11 @@ class EpisodeResult:
 
     @property
     def ci95(self) -> float | None:
-        """Half-width of the 95% interval of the mean over episodes, ``1.96 * std / sqrt(E)``; None for a single one."""
-        return None if self.std is None else _Z95 * self.std / math.sqrt(self.num_episodes)
+        """Half-width of the 95% interval of the mean over episodes, ``t(E - 1) * std / sqrt(E)`` with Student's t.
+
+        None for a single one, and where all episodes have the same accuracy, which says nothing of its spread.
+        """
+        return None if self.std is None else half_width(self.std, self.num_episodes)
 
     @property
     def num_episodes(self) -> int:

@@ -20,12 +20,20 @@ from rich.table import Table
 from rich.text import Text
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.intervals import Interval, mean_interval, paired_difference
+from swbn_lightning.intervals import (
+    CONFIDENCE,
+    Interval,
+    corrected,
+    mean_interval,
+    paired_difference,
+    two_way_difference,
+)
 from swbn_lightning.run_files import printable
 from swbn_lightning.runs import csv_text, output_file, write_output
 from swbn_lightning.saved_tests import SavedTest, find_tests
 
 _NONE = "–"
+_Tests = dict[int | str, tuple[float, ...]]  # accuracies by a training's identity: its seed, if it has one
 
 
 class Contestant(NamedTuple):
@@ -45,21 +53,25 @@ class Comparison(NamedTuple):
     accuracy: Interval  # over the episodes; of several seeds over the seeds
     over_episodes: Interval | None  # the difference to the first run on each episode (of common seeds, their mean)
     over_seeds: Interval | None  # the difference to the first run, seed by seed
-    paired_seeds: tuple[int, ...] = ()  # that both have, of which both differences are
+    over_both: Interval | None = None  # the same difference for other seeds and other episodes, of two seeds or more
+    paired_seeds: tuple[int, ...] = ()  # that both have, of which the differences are
+    comparisons: int = 1  # with the first run, in this table
+    corrected: Interval | None = None  # the deciding interval, so wide that all of the table are right in 95% of cases
 
     @property
     def deciding(self) -> Interval | None:
-        """The interval that decides: over the seeds where there are two or more in common, else over the episodes."""
-        of_seeds = self.over_seeds is not None and self.over_seeds.half_width is not None
-        return self.over_seeds if of_seeds else self.over_episodes
+        """The interval that decides: over seeds and episodes where seeds are in common, else over the episodes."""
+        return self.over_episodes if self.over_both is None else self.over_both
 
     @property
     def distinguishable(self) -> bool | None:
         """Whether that interval leaves out zero; None for the first run, and where there is no interval."""
-        found = self.deciding
-        if found is None or found.half_width is None:
-            return None
-        return abs(found.mean) > found.half_width
+        return None if self.deciding is None else self.deciding.leaves_out_zero
+
+    @property
+    def distinguishable_among_all(self) -> bool | None:
+        """The same, corrected for the number of comparisons in the table (Bonferroni)."""
+        return None if self.corrected is None else self.corrected.leaves_out_zero
 
 
 def main(args: Sequence[str]) -> None:
@@ -116,16 +128,18 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
 
 def as_csv(lines: Sequence[Comparison]) -> str:
     """A line a run and setting; fractions, half-widths of 95% intervals."""
-    names = ("accuracy", "difference_over_episodes", "difference_over_seeds")
+    names = ("accuracy", "difference_over_episodes", "difference_over_seeds", "difference_over_both")
     columns = [column for name in names for column in (name, f"{name}_std", f"{name}_ci95")]
     rows = []
     for line in lines:
-        intervals = (line.accuracy, line.over_episodes, line.over_seeds)
+        intervals = (line.accuracy, line.over_episodes, line.over_seeds, line.over_both)
         values = [value for found in intervals for value in (found[:3] if found else (None, None, None))]
         known = [seed for seed in line.seeds if seed is not None]
         seeds, paired = (" ".join(map(str, own)) for own in (known, line.paired_seeds))
-        rows.append([line.setting, line.label, seeds, paired, line.episodes, *values, line.distinguishable])
-    return csv_text(["setting", "run", "seeds", "paired_seeds", "episodes", *columns, "distinguishable"], rows)
+        verdicts = (line.distinguishable, line.comparisons, line.distinguishable_among_all)
+        rows.append([line.setting, line.label, seeds, paired, line.episodes, *values, *verdicts])
+    ends = ["distinguishable", "comparisons", "distinguishable_among_all"]
+    return csv_text(["setting", "run", "seeds", "paired_seeds", "episodes", *columns, *ends], rows)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -169,20 +183,41 @@ def _lines(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> list[Com
     for label, tests in of_runs:
         own = {test.identity: test.accuracies[:number] for test in tests}
         accuracy = mean_interval(_of_each(own)) if len(own) > 1 else mean_interval(next(iter(own.values())))
-        over_episodes = over_seeds = None
-        common: list[int] = []
-        if label != of_runs[0][0]:
-            common = [seed for seed in own if isinstance(seed, int) and seed in base]
-            sides = [[side[key] for key in common or side] for side in (own, base)]
-            over_episodes = paired_difference(*(_mean_of_each_episode(side) for side in sides))
-            if common:
-                over_seeds = paired_difference(*([fmean(values) for values in side] for side in sides))
-        seeds = tuple(test.seed for test in tests)
-        lines.append(Comparison(setting, label, seeds, number, accuracy, over_episodes, over_seeds, tuple(common)))
+        line = Comparison(
+            setting,
+            label,
+            tuple(test.seed for test in tests),
+            number,
+            accuracy,
+            None,
+            None,
+            comparisons=len(of_runs) - 1,
+        )
+        lines.append(line if label == of_runs[0][0] else _compared(line, own, base))
     return lines
 
 
-def _of_each(tests: dict[int | str, tuple[float, ...]]) -> list[float]:
+def _compared(line: Comparison, own: _Tests, base: _Tests) -> Comparison:
+    """The line with its differences, of the seeds that both have; without any, of the means over each one's seeds."""
+    common = [seed for seed in own if isinstance(seed, int) and seed in base]
+    sides = [[side[key] for key in common or side] for side in (own, base)]
+    both = len(common) > 1 and line.episodes > 1
+
+    def decide(confidence: float) -> Interval:
+        if both:
+            return two_way_difference(*sides, confidence=confidence)
+        return paired_difference(*(_mean_of_each_episode(side) for side in sides), confidence=confidence)
+
+    return line._replace(
+        over_episodes=paired_difference(*(_mean_of_each_episode(side) for side in sides)),
+        over_seeds=paired_difference(*([fmean(values) for values in side] for side in sides)) if common else None,
+        over_both=decide(CONFIDENCE) if both else None,
+        paired_seeds=tuple(common),
+        corrected=decide(corrected(line.comparisons)),
+    )
+
+
+def _of_each(tests: _Tests) -> list[float]:
     return [fmean(values) for values in tests.values()]
 
 
@@ -192,19 +227,20 @@ def _mean_of_each_episode(tests: Sequence[Sequence[float]]) -> list[float]:
 
 def _table(setting: str, lines: list[Comparison]) -> Table:
     table = Table(title=escape(f"{setting}, {lines[0].episodes} episodes"), title_justify="left")
-    several = any(line.over_seeds and line.over_seeds.half_width for line in lines)
+    several, many = any(line.over_both for line in lines), lines[0].comparisons > 1
     headings = ["run", "seeds", "accuracy ± 95%", "difference, paired episodes ± 95%"]
-    headings += ["difference, paired seeds ± 95%"] if several else []
-    for heading in [*headings, "distinguishable"]:
+    headings += ["paired seeds ± 95%", "for other seeds and episodes ± 95%"] if several else []
+    headings += ["distinguishable", *([f"as one of {lines[0].comparisons}"] if many else [])]
+    for heading in headings:
         # Folded, not cut off, where the terminal is narrow: runs differ in the end of their paths.
         table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
     for line in lines:
         cells: list[str | Text] = [Text(line.label), str(len(line.seeds)), _percent(line.accuracy, "")]
         cells.append(_percent(line.over_episodes, "+"))
         if several:
-            cells.append(_percent(line.over_seeds, "+"))
-        verdict = {True: "yes", False: "no", None: _NONE}[line.distinguishable]
-        table.add_row(*cells, verdict)
+            cells += [_percent(line.over_seeds, "+"), _percent(line.over_both, "+")]
+        verdicts = (line.distinguishable, *([line.distinguishable_among_all] if many else []))
+        table.add_row(*cells, *({True: "yes", False: "no", None: _NONE}[verdict] for verdict in verdicts))
     return table
 
 
@@ -235,6 +271,18 @@ def _notes(lines: list[Comparison]) -> list[str]:
                 f"The difference of {line.label} is of the seeds that {base.label} has, too: {seeds}. Accuracies are "
                 "of all seeds of each, so theirs is another difference."
             )
+    if any(line.over_both for line in others):
+        notes.append(
+            "Seeds share their test episodes, so what decides is the interval for other seeds and other episodes: over "
+            "seeds only, the episodes' luck would not show, and over episodes only, the seeds' would not."
+        )
+    if base.comparisons > 1:
+        chance = 1 - CONFIDENCE
+        notes.append(
+            f"{base.comparisons} comparisons in one table: where nothing differs, {base.comparisons} times "
+            f"{100 * chance:.0f} % of them are expected to look distinguishable. The last column is corrected for that "
+            f"(Bonferroni: each at {100 * corrected(base.comparisons):.2f} %)."
+        )
     if any(line.over_seeds is None for line in others):
         notes.append("Runs without a training seed in common are paired by episodes alone.")
     return notes

@@ -21,11 +21,14 @@ from swbn_lightning.runs import csv_text
 from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, plain_text, whole_numbers
 
 #: What is drawn together: a measure's quantities in ``metrics.csv``, the one that is judged by first.
-MEASURES = {"loss": ("val/loss", "train/loss"), "accuracy": ("val/accuracy", "train/accuracy")}
+MEASURES = {
+    "loss": ("val/loss", "test/loss", "train/loss"),
+    "accuracy": ("val/accuracy", "test/accuracy", "train/accuracy"),
+}
 UNITS = {"epoch": "epochs trained", "step": "steps trained"}
 _AXES = {"loss": "loss", "accuracy": "accuracy, %"}
-_SPLITS = {"val": "validation", "train": "training"}
-_DASHES: dict[str, Literal["-", "--"]] = {"val": "-", "train": "--"}
+_SPLITS = {"val": "validation", "test": "test, which chooses nothing", "train": "training"}
+_DASHES: dict[str, Literal["-", "-.", "--"]] = {"val": "-", "test": "-.", "train": "--"}
 _FEW_POINTS = 25  # up to which each gets a marker
 MOST_POINTS = 2_000  # of a line; more than a picture has pixels
 
@@ -83,7 +86,7 @@ def course(group: Group, quantity: str) -> list[Point]:
 
 
 def curves(groups: Sequence[Group], measure: str, unit: str = "epoch") -> Figure:
-    """One measure of all groups: validation with a solid line, training with a dashed one.
+    """One measure of all groups: validation with a solid line, the test with dots and dashes, training dashed.
 
     Args:
         groups: a line each, with a band of one standard deviation where it has several runs.
@@ -216,14 +219,14 @@ def _draw_curves(axes: Axes, groups: Sequence[Group], measure: str, unit: str) -
             x, mean = [point.x for point in points], [times * point.mean for point in points]
             if len(x) > _FEW_POINTS:
                 style = {**style, "marker": ""}
-            width = 1.6 if split == "val" else 1.1
-            face = style["color"] if split == "val" else "white"  # so that single points are told apart, too
+            width = 1.1 if split == "train" else 1.6
+            face = "white" if split == "train" else style["color"]  # so that single points are told apart, too
             axes.plot(x, mean, linestyle=_DASHES[split], linewidth=width, markersize=3.5, markerfacecolor=face, **style)
             spread = [times * (point.std or 0.0) for point in points]
             if any(spread):
                 low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
                 axes.fill_between(
-                    x, low, high, color=style["color"], alpha=0.18 if split == "val" else 0.1, linewidth=0
+                    x, low, high, color=style["color"], alpha=0.1 if split == "train" else 0.18, linewidth=0
                 )
     axes.set_xlabel(UNITS[unit], fontsize=10)
     axes.set_ylabel(_AXES[measure], fontsize=10)
@@ -254,7 +257,7 @@ def _legend(groups: Sequence[Group], measures: Sequence[str]) -> list[Line2D]:
     for split, words in _SPLITS.items():
         quantities = [name for m in measures for name in MEASURES[m] if name.startswith(f"{split}/")]
         if any(_has(group, quantity) for group in groups for quantity in quantities):
-            face = "#555555" if split == "val" else "white"
+            face = "white" if split == "train" else "#555555"
             lines.append(
                 Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, marker="o", markersize=4,
                        markerfacecolor=face, label=words)

@@ -1,4 +1,4 @@
-"""95% intervals of means and of paired differences, right for a few seeds and for thousands of episodes alike."""
+"""Intervals of means and of paired differences, right for a few seeds and for thousands of episodes alike."""
 
 import functools
 import math
@@ -6,7 +6,14 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from swbn_lightning.errors import InputError
+
+CONFIDENCE = 0.95
+
+_ROUNDING = 1e-10
+"""Values this near to each other are equal: of accuracies, as fractions or per cent, it is rounding."""
 
 
 class Interval(NamedTuple):
@@ -14,17 +21,30 @@ class Interval(NamedTuple):
 
     mean: float
     std: float | None  # standard deviation (n - 1); None for a single value
-    half_width: float | None  # of the 95% interval of the mean; None for a single value, which has none
+    half_width: float | None  # of the interval of the mean; None for a single value and for equal ones
     number: int  # of values
 
+    @property
+    def leaves_out_zero(self) -> bool | None:
+        """Whether zero is outside; None where there is no interval, but of several values that all are 0."""
+        if self.half_width is None:
+            return False if self.number > 1 and abs(self.mean) <= _ROUNDING else None
+        return abs(self.mean) > self.half_width
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean with its 95% interval by Student's t: ``mean ± t(n - 1) * std / sqrt(n)``.
 
-    It holds for independent values that are about normal; of 50 or more, for any.
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """The mean with its interval by Student's t: ``mean ± t(n - 1) * std / sqrt(n)``.
+
+    It holds for independent values that are about normal; of 50 or more, for any. Several values that are equal to
+    within rounding say nothing of how far others would be from them, so they have no interval either: two seeds that
+    agree are two accuracies out of as many as there are images, and no proof of a spread of 0.
+
+    Args:
+        values: at least one.
+        confidence: of the interval, in (0, 1).
 
     Raises:
-        InputError: no values.
+        InputError: no values; a confidence out of its range.
     """
     if not values:
         raise InputError("an interval needs at least one value, got none.")
@@ -32,11 +52,20 @@ def mean_interval(values: Sequence[float]) -> Interval:
     if number == 1:
         return Interval(mean, None, None, 1)
     std = statistics.stdev(values)
-    return Interval(mean, std, t_quantile(number - 1) * std / math.sqrt(number), number)
+    return Interval(mean, std, half_width(std, number, confidence), number)
 
 
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """The mean of ``values - baseline`` with its 95% interval, pair by pair.
+def half_width(std: float, number: int, confidence: float = CONFIDENCE) -> float | None:
+    """``t(number - 1) * std / sqrt(number)``; None for fewer than two values, and for such as are equal."""
+    if number < 2 or std <= _ROUNDING:
+        return None
+    return t_quantile(number - 1, confidence) * std / math.sqrt(number)
+
+
+def paired_difference(
+    values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Interval:
+    """The mean of ``values - baseline`` with its interval, pair by pair.
 
     What both of a pair have in common (the seed's network and batches, the episode's images) cancels, so the interval
     can be far narrower than the two means' own.
@@ -44,17 +73,80 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Int
     Args:
         values: one a pair.
         baseline: the same number, in the same order.
+        confidence: as :func:`mean_interval`.
 
     Raises:
         InputError: different numbers of values, or none.
     """
     if len(values) != len(baseline):
         raise InputError(f"pairs need as many values on both sides, got {len(values)} and {len(baseline)}.")
-    return mean_interval([value - base for value, base in zip(values, baseline, strict=True)])
+    return mean_interval([value - base for value, base in zip(values, baseline, strict=True)], confidence)
+
+
+def two_way_difference(
+    values: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE
+) -> Interval:
+    """The mean of ``values - baseline`` over seeds and episodes, with an interval for other seeds *and* other episodes.
+
+    The episodes are the same for all seeds, so their luck is in every seed's difference alike: an interval over seeds
+    does not see it, as one over episodes does not see the luck of the seeds. The model is ``difference[s, e] = mean +
+    seed[s] + episode[e] + rest[s, e]``, all random. The half-width is ``sqrt(a**2 + b**2)``:
+
+    - ``a``, Student's half-width over the seeds' means. The rest is in it, and is what it is at least: two seeds that
+      happen to agree would else prove anything;
+    - ``b``, that over the episodes' means, less the rest, which is in ``a`` already.
+
+    So it is never narrower than the interval over seeds or that over episodes. (Adding squared half-widths of variances
+    that are estimated from few values is Graybill and Wang's way, J. Amer. Statist. Assoc. 75, 1980.)
+
+    Args:
+        values: a row a seed, of its accuracies on the episodes; all of the same length.
+        baseline: the same, of the same seeds on the same episodes.
+        confidence: as :func:`mean_interval`.
+
+    Raises:
+        InputError: fewer than two seeds or episodes; sides of different shapes.
+    """
+    difference = np.asarray(values, dtype=np.float64) - _same_shape(baseline, values)
+    seeds, episodes = difference.shape
+    mean = float(difference.mean())
+    of_seeds, of_episodes = difference.mean(1) - mean, difference.mean(0) - mean
+    rest = difference - mean - of_seeds[:, None] - of_episodes
+    total = seeds * episodes
+    # Variances of the mean: what the seeds' means say of it, the episodes' means, and the rest.
+    from_rest = (rest**2).sum() / ((seeds - 1) * (episodes - 1)) / total
+    from_seeds = (of_seeds**2).sum() / (seeds - 1) / seeds
+    from_episodes = (of_episodes**2).sum() / (episodes - 1) / episodes
+    t_seeds, t_episodes = (t_quantile(number - 1, confidence) for number in (seeds, episodes))
+    a = max(t_seeds**2 * from_seeds, t_episodes**2 * from_rest)
+    b = t_episodes**2 * max(from_episodes - from_rest, 0.0)
+    half = math.sqrt(a + b)
+    return Interval(mean, None, half if half > _ROUNDING else None, total)
+
+
+def _same_shape(baseline: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> np.ndarray:
+    shapes = [(len(side), *{len(row) for row in side}) for side in (values, baseline)]
+    if len(shapes[0]) != 2 or shapes[0] != shapes[1] or min(shapes[0]) < 2:
+        raise InputError(
+            "a two-way interval needs two seeds or more, two episodes or more, and the same of both sides, "
+            f"got {shapes[0]} and {shapes[1]}."
+        )
+    return np.asarray(baseline, dtype=np.float64)
+
+
+def corrected(comparisons: int) -> float:
+    """The confidence of each of several intervals, of which all are right in 95% of cases (Bonferroni).
+
+    Raises:
+        InputError: fewer than one.
+    """
+    if comparisons < 1:
+        raise InputError(f"a correction needs at least 1 comparison, got {comparisons}.")
+    return 1 - (1 - CONFIDENCE) / comparisons
 
 
 @functools.cache
-def t_quantile(degrees: int, confidence: float = 0.95) -> float:
+def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     """The ``t`` with ``P(|T| < t) = confidence`` for Student's distribution: 12.706 for one degree of freedom.
 
     Args:
@@ -66,20 +158,6 @@ def t_quantile(degrees: int, confidence: float = 0.95) -> float:
     """
     if degrees < 1 or not 0 < confidence < 1:
         raise InputError(f"t needs at least 1 degree of freedom and 0 < confidence < 1, got {degrees}, {confidence}.")
-    low, high = 0.0, math.pi / 2  # the probability rises with the angle, so halving finds it
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _probability(middle, degrees) < confidence else (low, middle)
-    return math.sqrt(degrees) * math.tan((low + high) / 2)
+    from scipy import stats  # a second of loading, which what needs no interval is spared
 
-
-def _probability(angle: float, degrees: int) -> float:
-    """``P(|T| < sqrt(degrees) * tan(angle))``: Abramowitz & Stegun, 26.7.3 (odd degrees) and 26.7.4 (even)."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    # Terms cos^k with k = 1, 3, ..., degrees - 2 (odd) or 0, 2, ..., degrees - 2 (even), each from the one before it.
-    term, total = cosine if odd else 1.0, 0.0
-    for power in range(odd, degrees - 1, 2):
-        total += term
-        term *= cosine**2 * (power + 1) / (power + 2)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return float(stats.t.ppf((1 + confidence) / 2, degrees))

@@ -73,7 +73,8 @@ def test_seeds_of_a_run_lie_under_one_path(tmp_path):
     by_seed = means - [values["bn", seed].mean() for seed in (0, 3)]
     assert second.over_seeds.mean == pytest.approx(by_seed.mean(), abs=1e-12)
     assert second.over_seeds.half_width == pytest.approx(T_1 * by_seed.std(ddof=1) / np.sqrt(2), rel=1e-6)
-    assert second.deciding is second.over_seeds
+    assert second.deciding is second.over_both
+    assert second.over_both.half_width > max(second.over_seeds.half_width, second.over_episodes.half_width)
     difference = sum(values["swbn", seed] - values["bn", seed] for seed in (0, 3)) / 2
     half = T_29 * difference.std(ddof=1) / np.sqrt(30)
     assert second.over_episodes.half_width == pytest.approx(half, rel=1e-6)
@@ -307,3 +308,43 @@ def test_a_configuration_that_would_run_code_does_not(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["compare", a, b])
     assert "config.yaml cannot be read" in capsys.readouterr().err and not marker.exists()
+
+
+def test_seeds_that_agree_prove_nothing_by_themselves(tmp_path, capsys):
+    """Two seeds with the same difference: ± 0.00 over the seeds was a "yes"."""
+    rng = np.random.default_rng(0)
+    luck = rng.normal(0, 0.05, 30)
+    for seed in (0, 1):
+        base = 0.5 + rng.normal(0, 0.05, 30)
+        other = base + luck
+        other += base.mean() + 0.01 - other.mean()  # on average 0.01 above, for both seeds
+        saved(tmp_path / "bn", f"seed{seed}", base, seed=seed, norm="bn")
+        saved(tmp_path / "swbn", f"seed{seed}", other, seed=seed, norm="swbn")
+    main(["compare", str(tmp_path / "bn"), str(tmp_path / "swbn")])
+    printed = capsys.readouterr().out
+    assert "± 0.00" not in printed and "yes" not in printed and "for other seeds and other" in printed
+    (_, line) = compare([str(tmp_path / "bn"), str(tmp_path / "swbn")])
+    assert line.over_seeds.half_width is None and line.over_both.half_width > 0.015
+    assert line.distinguishable is False
+
+
+def test_several_comparisons_are_counted_and_corrected(tmp_path, capsys):
+    rng = np.random.default_rng(1)
+    base, noise = episodes(1), rng.normal(0, 0.01, 30)
+    noise -= noise.mean()
+    unit = noise.std(ddof=1) / np.sqrt(30)
+    # Of 29 degrees of freedom: 2.05 at 95%, 2.36 at 97.5%, as one of two.
+    runs = [saved(tmp_path, name, base + noise + shift * unit) for name, shift in (("weak", 2.2), ("clear", 9.0))]
+    runs = [saved(tmp_path, "bn", base), *runs]
+    lines = compare(runs)
+    assert [line.distinguishable for line in lines] == [None, True, True]
+    assert [line.distinguishable_among_all for line in lines] == [None, False, True]
+    output = tmp_path / "table.csv"
+    main(["compare", *runs, "--output", str(output)])
+    printed = capsys.readouterr().out
+    assert "2 comparisons in one table" in printed and "each at 97.50 %" in printed
+    rows = list(csv.DictReader(output.open()))
+    assert [row["distinguishable_among_all"] for row in rows] == ["", "False", "True"]
+    assert {row["comparisons"] for row in rows} == {"2"}
+    main(["compare", *runs[:2]])
+    assert "in one table" not in capsys.readouterr().out

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.intervals import mean_interval, paired_difference, t_quantile
+from swbn_lightning.intervals import (
+    corrected,
+    half_width,
+    mean_interval,
+    paired_difference,
+    t_quantile,
+    two_way_difference,
+)
 
 # Two-sided, as every statistics book prints them (Abramowitz & Stegun, table 26.10, to three places).
 PRINTED = {
@@ -61,3 +68,64 @@ def test_what_has_no_interval_is_an_error():
     for degrees, confidence in ((0, 0.95), (3, 1.0), (3, 0.0)):
         with pytest.raises(InputError, match=f"got {degrees}, {confidence}"):
             t_quantile(degrees, confidence)
+
+
+def test_equal_values_have_no_interval():
+    for values in ([0.5, 0.5], [0.1 + 0.2, 0.3], [0.25] * 9):
+        found = mean_interval(values)
+        assert found.half_width is None and found.leaves_out_zero is None
+    assert mean_interval([0.0, 0.0]).leaves_out_zero is False  # the same run twice
+    assert paired_difference([0.65, 0.55], [0.6, 0.5]).leaves_out_zero is None
+    assert half_width(0.1, 1) is None
+    assert mean_interval([0.61, 0.64]).leaves_out_zero is True
+
+
+def test_many_comparisons_need_wider_intervals():
+    assert corrected(1) == pytest.approx(0.95) and corrected(10) == pytest.approx(0.995)
+    values = [0.61, 0.64, 0.58]
+    wide = mean_interval(values, 0.99).half_width
+    assert wide / mean_interval(values).half_width == pytest.approx(9.925 / 4.303, rel=1e-3)
+    with pytest.raises(InputError, match="got 0"):
+        corrected(0)
+
+
+def null_differences(rng, seeds, spreads, episodes=2000):
+    """Differences of two methods that do not differ: luck of the seed, of the episode, of both."""
+    seed, episode, rest = spreads
+    return rng.normal(0, seed, (seeds, 1)) + rng.normal(0, episode, episodes) + rng.normal(0, rest, (seeds, episodes))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+@pytest.mark.parametrize("spreads", [(0.0, 0.03, 0.06), (0.002, 0.06, 0.06), (0.005, 0.03, 0.06), (0.0, 0.0, 0.07)])
+def test_null_differences_over_shared_seeds_and_episodes_are_rarely_called_real(seeds, spreads):
+    rng, trials, called = np.random.default_rng(seeds), 300, 0
+    zeros = np.zeros((seeds, 2000))
+    for _ in range(trials):
+        called += two_way_difference(null_differences(rng, seeds, spreads), zeros).leaves_out_zero
+    assert called / trials < 0.085  # 5%, or less; 0.085 is 2.8 standard deviations above
+
+
+def test_an_interval_over_one_way_only_is_wrong_where_the_other_is_shared():
+    rng, called = np.random.default_rng(0), np.zeros(3)
+    for _ in range(200):
+        found = null_differences(rng, 10, (0.002, 0.06, 0.06))
+        ways = mean_interval(found.mean(1).tolist()), mean_interval(found.mean(0).tolist())
+        two_way = two_way_difference(found, np.zeros_like(found))
+        assert two_way.half_width > max(way.half_width for way in ways)
+        called += [own.leaves_out_zero for own in (*ways, two_way)]
+    assert called[0] > 30 and called[1] > 10 and called[2] < 20  # of 200; 10 are right
+
+
+def test_a_two_way_interval_is_the_textbooks():
+    """One way is the other's where one has no part in the spread."""
+    rng = np.random.default_rng(0)
+    of_episodes = rng.normal(0.02, 0.05, 500)
+    found = two_way_difference(np.tile(of_episodes, (3, 1)), np.zeros((3, 500)))  # seeds that agree in all
+    assert found.mean == pytest.approx(of_episodes.mean())
+    assert found.half_width == pytest.approx(mean_interval(of_episodes.tolist()).half_width)
+    of_seeds = np.array([[0.01], [0.03], [0.02]])
+    found = two_way_difference(np.tile(of_seeds, (1, 500)), np.zeros((3, 500)))
+    assert found.half_width == pytest.approx(mean_interval([0.01, 0.03, 0.02]).half_width)
+    for values, base in (([[1, 2]], [[1, 2]]), ([[1], [2]], [[1], [2]]), ([[1, 2], [3, 4]], [[1, 2]])):
+        with pytest.raises(InputError, match="two seeds or more, two episodes or more"):
+            two_way_difference(values, base)

@@ -58,3 +58,20 @@ def test_pairs_of_heatmaps(monkeypatch, tmp_path, capsys):
         ]
     assert Image.open(tmp_path / "out" / "whiteness.png").size[0] >= 800
     assert "| swbn-fro | 1 |" in capsys.readouterr().out
+
+
+def test_without_options_it_is_the_papers_experiment(monkeypatch, tmp_path):
+    given = []
+
+    def stop(arguments):
+        given.extend(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(whiteness_heatmaps, "swbn", stop)
+    monkeypatch.setattr(sys, "argv", ["heatmaps", "--root=DIR", "--norms=swbn-kl", "--output", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        whiteness_heatmaps.main()
+    # Section 4.1.3 with 4.1: 1e-5, all training images, 150 epochs, 5,000 images measured.
+    settings = ["model.backbone=vgg", 'model.norm_args={"step_size": 1e-05}', "data.val_share=0"]
+    settings += ["trainer.max_epochs=150", "whiteness.num_images=5000", "model.lr_scheduler.step_size=30"]
+    assert {f"--{setting}" for setting in settings} <= set(given)

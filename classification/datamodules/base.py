@@ -99,8 +99,9 @@ class ClassificationDataModule(ImageDataModule):
     trains: crop and flip, normalisation, erasing (whose rectangles so get the mean colour), in that order. A subclass
     whose images do not fit into memory gives :meth:`training_dataset` and :meth:`evaluation_dataset` instead.
 
-    Each process of a distributed training takes other images. All training batches have the same size: what is left
-    at an epoch's end is used in another epoch, as the order is another one.
+    In a loop of one's own ``train_dataloader().sampler.set_epoch(epoch)`` must be called before each epoch, or all have
+    one order. Each process of a distributed training takes other images. All training batches have the same size: what
+    is left at an epoch's end is used in another epoch, as the order is another one.
 
     Args:
         mean: of the training pixels, per channel, in [0, 1].
@@ -115,10 +116,12 @@ class ClassificationDataModule(ImageDataModule):
         seed: of the order of the images and of their augmentation; None for Lightning's global seed
             (``seed_everything``), or 0.
         num_workers: worker processes that gather batches; 0 is fast enough for images in memory.
+        curve_split: ``"test"`` evaluates the test split after each epoch, where nothing is held out for validation: for
+            the paper's curves. It is logged and drawn, and chooses nothing.
 
     Raises:
-        InputError: a number out of its range; in :meth:`setup`, files that are missing or broken, a batch larger than
-            the training set, a split without images.
+        InputError: a number out of its range, an unknown curve_split, or one beside validation; in :meth:`setup`, files
+            that are missing or broken, a batch larger than the training set, a split without images.
     """
 
     def __init__(
@@ -133,11 +136,15 @@ class ClassificationDataModule(ImageDataModule):
         erasing: float = 0.0,
         seed: int | None = None,
         num_workers: int = 0,
+        curve_split: str | None = None,
     ) -> None:
         super().__init__(mean, std, CropFlip(crop_padding, flip, crop_padding_mode))
         require_positive("data", batch_size=batch_size, eval_batch_size=eval_batch_size)
         if min(num_workers, seed or 0) < 0:
             raise InputError(f"num_workers and seed must not be negative, got {num_workers=}, {seed=}.")
+        if curve_split not in (None, "test"):
+            raise InputError(f"curve_split must be 'test', or left out, got {curve_split!r}.")
+        self.curve_split = curve_split
         self.erasing = RandomErasing(erasing)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self._seed, self.num_workers = seed, num_workers
@@ -172,7 +179,11 @@ class ClassificationDataModule(ImageDataModule):
         """Read the splits that ``stage`` needs, so that what is wrong with them is said before training."""
         if stage == "validate" and not self.has_validation:
             raise InputError(f"{type(self).__name__} holds out no images for validation; set val_share above 0.")
-        for split in SPLITS[stage]:
+        if self.curve_split and self.has_validation:
+            raise InputError(
+                "curve_split: test is for trainings without validation: set val_share to 0, or leave it out."
+            )
+        for split in (*SPLITS[stage], *([self.curve_split] if self.curve_split and stage == "fit" else [])):
             if split != "val" or self.has_validation:
                 self._check_split(split)
 
@@ -207,7 +218,8 @@ class ClassificationDataModule(ImageDataModule):
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         # Without data loaders Lightning trains without validation.
-        return self._evaluation_loader("val") if self.has_validation else []
+        split = "val" if self.has_validation else self.curve_split
+        return self._evaluation_loader(split) if split else []
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self._evaluation_loader("test")

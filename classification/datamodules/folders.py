@@ -8,6 +8,7 @@ from swbn_lightning.data import ImageSet
 from swbn_lightning.data.files import checked_root
 from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, list_class_folders, require_classes
 from swbn_lightning.data.listing import ImageListing, check_apart, load_listing
+from swbn_lightning.data.split_folders import split_folders
 from swbn_lightning.errors import InputError, require_positive
 
 VAL_SHARE, TEST_SHARE = 0.1, 0.2
@@ -18,8 +19,10 @@ class ImageFolderDataModule(ClassificationDataModule):
     """Images in class folders, ``<class>/<image>``, read into memory.
 
     Either ``ROOT/train/<class>/``, with ``ROOT/val/<class>/`` and ``ROOT/test/<class>/`` or without, or the class
-    folders directly below the root. What has no folder is held out of the training images, of each class the same share
-    (stratified); only a test set is not held out of ``train/``, of which one expects that all of it trains.
+    folders directly below the root. Splits have their usual other names too, ``valid/``, ``validation/``, ``dev/``,
+    ``training/``, ``testing/``; any other folder beside them is an error. What has no folder is held out of the
+    training images, of each class the same share (stratified); only a test set is not held out of ``train/``, of which
+    one expects that all of it trains.
 
     Takes ``channels * image_size**2`` bytes an image: for sets that memory does not hold there is
     :class:`~classification.datamodules.imagenet.ImageNetDataModule`, which reads any ``train/`` and ``val/``.
@@ -40,8 +43,9 @@ class ImageFolderDataModule(ClassificationDataModule):
 
     Raises:
         InputError: as :class:`~classification.datamodules.base.ClassificationDataModule`; a share outside [0, 1); other
-            than one or three channels; in :meth:`setup`, a root of another kind, a share for what has a folder, splits
-            with other classes, a file that is there twice, a class without images, an unreadable image.
+            than one or three channels; in :meth:`setup`, a root of another kind, folders beside those of the splits, a
+            share for what has a folder, splits with other classes, a file that is there twice, a class without images,
+            an unreadable image.
     """
 
     def __init__(
@@ -110,9 +114,10 @@ class ImageFolderDataModule(ClassificationDataModule):
     def _folders(self) -> dict[str, Path]:
         """The splits that have a folder, or ``{"all": root}`` if the root holds the classes."""
         root = checked_root("images", self.root, _expected)
-        found = {split: root / split for split in ("train", "val", "test") if (root / split).is_dir()}
+        found = split_folders("images", root)
         if found and "train" not in found:
-            raise InputError(f"images: {root} holds {', '.join(found)}, but no train. {_expected(root)}")
+            shown = ", ".join(folder.name for folder in found.values())
+            raise InputError(f"images: {root} holds {shown}, but no train. {_expected(root)}")
         if not found and not class_folders(root):
             raise InputError(f"images: {root} holds no folders. {_expected(root)}")
         return found or {"all": root}

@@ -17,6 +17,7 @@ from swbn_lightning.data.decode import open_image
 from swbn_lightning.data.files import checked_root, shown_content
 from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, class_images, require_classes
 from swbn_lightning.data.order import EpochDataset, stream_seed
+from swbn_lightning.data.split_folders import split_folders
 from swbn_lightning.errors import InputError, require_positive
 
 Transform = Callable[[Image.Image], Tensor]
@@ -186,9 +187,11 @@ class ImageNetDataModule(HeldOutDataModule):
 
     def _folder(self, name: str) -> Path:
         root = checked_root("imagenet", self.root, _expected)
-        if not (root / name).is_dir():
+        # ILSVRC's archives leave other folders beside; both splits are required, so none can stand in for them.
+        found = split_folders("imagenet", root, beside=None)
+        if name not in found:
             raise InputError(f"imagenet: {root} has no {name}/ (it holds {shown_content(root)}). {_expected(root)}")
-        return root / name
+        return found[name]
 
 
 def _require_apart(parts: list[ImageFiles]) -> None:

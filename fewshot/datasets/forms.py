@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.files import shown_content
-from swbn_lightning.data.folders import image_files, list_class_folders, require_names
+from swbn_lightning.data.folders import class_folders, image_files, list_class_folders, require_names
 from swbn_lightning.data.listing import ImageListing, check_apart
 from swbn_lightning.data.lists import Contained, list_images, read_class_list
+from swbn_lightning.data.split_folders import split_folders, split_of
 from swbn_lightning.errors import InputError
 
 SPLITS = ("train", "val", "test")
@@ -28,6 +29,9 @@ IMAGE_PLACES = (
     "{label}/{filename}",
 )
 """Where below a root an image of a ``filename,label`` list may lie; ``<split>/<label>/<filename>`` besides."""
+
+BESIDE = ("images", "splits", "csv", "cifar-100-python", "cifar_fs", "cifar-fs", "fc100", "FC100")
+"""Folders that may lie beside those of the splits: parts of the other forms, which a root may hold too."""
 
 
 class Found(NamedTuple):
@@ -56,12 +60,21 @@ def find_lists(
 ) -> dict[str, Path] | None:
     """The lists of all splits that are there, ``{train,val,test}<suffix>`` in the first of ``folders`` that has one.
 
+    By any of their :data:`~swbn_lightning.data.split_folders.SPLIT_NAMES`.
+
     Raises:
-        InputError: there are some, but not that of ``split``.
+        InputError: there are some, but not that of ``split``; two of one split.
     """
     for folder in folders:
-        found = {part: root / folder / f"{part}{suffix}" for part in SPLITS}
-        found = {part: file for part, file in found.items() if file.is_file()}
+        found: dict[str, Path] = {}
+        for file in sorted((root / folder).glob(f"*{suffix}")):
+            part = split_of(file.stem)
+            if part is None or not file.is_file():
+                continue
+            if part in found:
+                raise InputError(f"{name}: {found[part]} and {file.name} are both lists of {part}; keep one.")
+            found[part] = file
+        found = {part: found[part] for part in SPLITS if part in found}
         if found:
             if split not in found:
                 here = ", ".join(str(file) for file in found.values())
@@ -82,10 +95,7 @@ def find_image_lists(name: str, root: Path, split: str) -> Found | None:
     lists = find_lists(name, root, split, ".csv")
     if lists is None:
         return None
-    listings = {
-        part: list_images(name, root, file, [*IMAGE_PLACES, f"{part}/{{label}}/{{filename}}"])
-        for part, file in lists.items()
-    }
+    listings = {part: list_images(name, root, file, _image_places(root, part)) for part, file in lists.items()}
     check_apart(name, listings)
     return Found(listings[split], f"images listed in {lists[split]}")
 
@@ -109,13 +119,16 @@ def find_class_lists(name: str, root: Path, split: str) -> Found | None:
 def find_split_folders(name: str, bases: Iterable[Path], split: str) -> Found | None:
     """``train|val|test/<class>/<image>`` below the first of ``bases`` that has one of these folders.
 
+    By any of their :data:`~swbn_lightning.data.split_folders.SPLIT_NAMES`.
+
     Raises:
         InputError: the folders of other splits are there but not this one; as
+            :func:`~swbn_lightning.data.split_folders.split_folders`,
             :func:`~swbn_lightning.data.folders.list_class_folders` and
             :func:`~swbn_lightning.data.listing.check_apart`.
     """
     for base in bases:
-        folders = {part: base / part for part in SPLITS if (base / part).is_dir()}
+        folders = split_folders(name, base, BESIDE) if base.is_dir() else {}
         if folders:
             if split not in folders:
                 raise InputError(f"{name}: {base} has no folder {split}/ (it holds {shown_content(base)}).")
@@ -155,6 +168,11 @@ def require_count(name: str, found: int, wanted: int, where: Path, split: str) -
             f"{name}: {where} holds {found} classes, but the {split} split of {name} has {wanted}. "
             "For a division of one's own there is the data set 'folders'."
         )
+
+
+def _image_places(root: Path, split: str) -> list[str]:
+    own = [folder.name for folder in class_folders(root) if split_of(folder.name) == split] or [split]
+    return [*IMAGE_PLACES, *(f"{folder}/{{label}}/{{filename}}" for folder in own)]
 
 
 def _listed_classes(name: str, base: Path, list_file: Path) -> ImageListing:

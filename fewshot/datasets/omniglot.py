@@ -13,6 +13,7 @@ from swbn_lightning.data.files import checked_root, shown_content
 from swbn_lightning.data.folders import class_folders, class_images
 from swbn_lightning.data.listing import ImageListing, check_apart, load_listing
 from swbn_lightning.data.lists import read_class_list
+from swbn_lightning.data.split_folders import split_folders
 from swbn_lightning.errors import InputError
 
 OMNIGLOT_MEAN, OMNIGLOT_STD = 0.0805, 0.218
@@ -22,6 +23,7 @@ BACKGROUND = ("images_background", "images_background_small1", "images_backgroun
 EVALUATION = ("images_evaluation",)
 POOL = "data"  # where Snell et al.'s code keeps all alphabets together
 BASES = ("", "omniglot-py")  # the second is torchvision's
+BESIDE = (*BACKGROUND, *EVALUATION, POOL, *BASES, "splits")  # what may lie beside folders of splits
 LISTS = (*LIST_FOLDERS, "splits/vinyals")
 
 HELD_OUT = 0.2
@@ -131,7 +133,7 @@ def _chosen(characters: Characters, list_file: Path, base: Path) -> ImageListing
 
 
 def _split_folders(base: Path, split: str) -> Found | None:
-    folders = {part: base / part for part in SPLITS if (base / part).is_dir()}
+    folders = split_folders("omniglot", base, BESIDE) if base.is_dir() else {}
     if not folders:
         return None
     if split not in folders:

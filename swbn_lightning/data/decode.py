@@ -4,10 +4,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -26,15 +27,26 @@ MAX_PASSES = 20
 """How often a JPEG may go over ``MAX_PIXELS`` pixels, and over fewer accordingly more often. A progressive one does so
 about ten times; a hostile one of 100 kB can do so for hours."""
 
+_TURNS: dict[Any, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF's orientation. Pillow's own exif_transpose reads and writes all of EXIF besides."""
+
 _BAR_AFTER = 2.0  # seconds of reading before a progress bar is worth its line
 
 
 def open_image(path: Path, channels: int) -> Image.Image:
     """One image, decoded, as RGB (3 channels) or gray (1).
 
-    Turned upright where EXIF says that the camera was not. Transparent pixels (RGBA, LA, a palette's) are laid over
-    white, which is how viewers show them. 16 bits become 8 by ``round(value / 257)``; of an animation the first
-    picture is taken.
+    Turned upright where EXIF says that the camera was not, and as it is where EXIF cannot be read. Transparent pixels
+    (RGBA, LA, a palette's) are laid over white, which is how viewers show them. 16 bits become 8 by
+    ``round(value / 257)``; of an animation the first picture is taken.
 
     Raises:
         InputError: the file is not an image of one of ``FORMATS`` or no regular file, is truncated, holds more than
@@ -47,8 +59,7 @@ def open_image(path: Path, channels: int) -> Image.Image:
                 raise InputError(_too_large(path, f"{opened.width}x{opened.height}"))
             if opened.format in ("JPEG", "MPO"):
                 _require_few_scans(path, opened.width * opened.height)
-            ImageOps.exif_transpose(opened, in_place=True)
-            return _to_channels(opened, path, channels)
+            return _to_channels(_upright(opened), path, channels)
     except InputError:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own limit, 179 million, which it checks first
@@ -98,6 +109,15 @@ def read_images(files: Sequence[Path], image_size: int, channels: int, name: str
     for number, file in enumerate(_with_progress(files, name)):
         images[number] = read_image(file, image_size, channels)
     return torch.from_numpy(images)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    image.load()  # what is broken in the pixels is an error still
+    try:
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # EXIF that is broken raises almost anything, and is of no other use here
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _to_channels(image: Image.Image, path: Path, channels: int) -> Image.Image:

@@ -3,7 +3,7 @@
 import csv
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from swbn_lightning.data.files import require_regular, shown_text
@@ -82,12 +82,17 @@ class Contained:
     """Names from a list as paths below ``root``, none of which may lie elsewhere.
 
     A list from the network may name any file of the machine: absolute names, ``..`` and links that lead out of the root
-    are refused.
+    are refused. The root and ``bases`` may themselves be links: they are the user's, who keeps images elsewhere.
+
+    Args:
+        root: the folder.
+        bases: folders below it whose names the package chose and no list did; what lies in them, wherever they lead,
+            is inside too.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, bases: Iterable[Path] = ()) -> None:
         self.root = root
-        self._resolved_root = root.resolve()
+        self._inside = {folder.resolve() for folder in (root, *bases)}
         self._good_folders: set[Path] = set()
 
     def __call__(self, name: str, source: Path) -> Path:
@@ -123,8 +128,9 @@ class Contained:
             raise InputError(f"{source} names {shown_text(name)!r}, which holds control characters.")
 
     def _require_inside(self, path: Path, name: str, source: Path) -> None:
-        if not path.resolve().is_relative_to(self._resolved_root):
-            raise InputError(f"{source} names {name!r}, which is a link to {path.resolve()}, outside {self.root}.")
+        found = path.resolve()
+        if not any(found.is_relative_to(folder) for folder in self._inside):
+            raise InputError(f"{source} names {name!r}, which is a link to {found}, outside {self.root}.")
 
 
 def list_images(name: str, root: Path, list_file: Path, places: Sequence[str]) -> ImageListing:
@@ -141,7 +147,7 @@ def list_images(name: str, root: Path, list_file: Path, places: Sequence[str]) -
         InputError: as :func:`read_image_list`; a name that leaves the root; an image that is not there.
     """
     rows = read_image_list(list_file)
-    contained = Contained(root)
+    contained = Contained(root, {root / _fixed(place) for place in places})
 
     def path_of(place: str, filename: str, label: str) -> Path:
         contained.require_relative(filename, list_file)  # by itself, before a folder is put in front of it
@@ -165,3 +171,8 @@ def list_images(name: str, root: Path, list_file: Path, places: Sequence[str]) -
         shown = ", ".join(str(path) for path in missing[:3])
         raise InputError(f"{name}: {list_file} names images that are not there: {shown}{more}.")
     return ImageListing(classes, root)
+
+
+def _fixed(place: str) -> str:
+    """The folders of a place above what the list fills in: ``images`` of ``images/{label}/{filename}``."""
+    return place.partition("{")[0].rpartition("/")[0]

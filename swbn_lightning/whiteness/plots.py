@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.runs import replacing
 from swbn_lightning.whiteness.measures import MEASURES
 from swbn_lightning.whiteness.records import MEAN, CorrelationMap
 
@@ -180,9 +181,8 @@ def compare_whiteness(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: 
 def save(figure: Figure, path: Path) -> np.ndarray:
     """Write a PNG, whole or not at all; returns its pixels as :func:`to_array`."""
     pixels = to_array(figure)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(_encode(pixels))
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(_encode(pixels))
     return pixels
 
 

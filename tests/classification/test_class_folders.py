@@ -227,3 +227,60 @@ def test_imagenet_roots_and_options_that_cannot_work(imagenet, tmp_path):
         ImageNetDataModule(eval_resize=200)
     with pytest.raises(TypeError, match="crop_padding"):  # no option that would do nothing
         ImageNetDataModule(crop_padding=4)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [("train", "valid", "test"), ("training", "validation", "testing"), ("Train", "dev", "Test")],
+)
+def test_usual_other_names_of_splits_are_read(tmp_path, train, val, test):
+    for folder, count in ((train, 20), (val, 6), (test, 4)):
+        write_images(tmp_path / folder, "abc", count)
+    data = ImageFolderDataModule(root=str(tmp_path), image_size=8, batch_size=8)
+    for stage in ("fit", "test"):
+        data.setup(stage)
+    assert data.has_validation and sizes(data) == {"train": [20] * 3, "val": [6] * 3, "test": [4] * 3}
+    large = small(tmp_path, val_share=0, batch_size=8)
+    for stage in ("fit", "test"):
+        large.setup(stage)
+    assert len(large.training_dataset()) == 60 and len(large.evaluation_dataset("test")) == 18
+
+
+def test_a_folder_beside_the_splits_is_never_dropped_in_silence(divided):
+    def error():
+        with pytest.raises(ValueError) as caught:
+            ImageFolderDataModule(root=str(divided), image_size=8, batch_size=4).setup("fit")
+        return str(caught.value)
+
+    (divided / "val").rename(divided / "holdout")
+    message = error()
+    assert f"{divided} holds train/, test/, which are names of splits, and beside them holdout, which" in message
+    assert "val or valid or validation or dev" in message
+    (divided / "holdout").rename(divided / "val")
+    write_images(divided / "valid", "abc", 1)
+    assert f"{divided} holds val/ and valid/, both of val; keep one" in error()
+    (divided / "valid").rename(divided / ".valid")  # hidden: not meant
+    ImageFolderDataModule(root=str(divided), image_size=8, batch_size=4).setup("fit")
+
+
+def test_classes_called_train_get_a_message_that_is_true(tmp_path):
+    def error(root):
+        with pytest.raises(ValueError) as caught:
+            ImageFolderDataModule(root=str(root), image_size=8, batch_size=4).setup("fit")
+        return str(caught.value)
+
+    write_images(tmp_path, ("bus", "plane", "train"), 20)  # vehicles
+    message = error(tmp_path)
+    assert "beside them bus, plane, which are not" in message
+    assert f"If train/ is a class, put all class folders into {tmp_path}/train/, or give it another name." in message
+    for name in ("bus", "plane"):
+        (tmp_path / name).rename(tmp_path.parent / name)
+    assert f"{tmp_path}/train holds images, not class folders" in error(tmp_path)
+    # As the message says: below train/ a class may have any name.
+    (tmp_path / "train").rename(tmp_path.parent / "train")
+    (tmp_path / "train").mkdir()
+    for name in ("bus", "plane", "train"):
+        (tmp_path.parent / name).rename(tmp_path / "train" / name)
+    data = ImageFolderDataModule(root=str(tmp_path), image_size=8, batch_size=4)
+    data.setup("fit")
+    assert data.image_set("train").class_names == ("bus", "plane", "train")

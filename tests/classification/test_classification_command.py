@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from cli import main
+from swbn_lightning.curves import Group, has_curves
+from swbn_lightning.report_page.folders import read_metrics
 from swbn_lightning.runs import find_checkpoint
 
 REPOSITORY = Path(__file__).parents[2]
@@ -168,3 +170,32 @@ def test_two_processes_train_on_other_images_and_measure_what_one_does(tiny_mnis
     with torch.no_grad():
         right = model.eval()(test.normalize(test.image_set("test").images)).argmax(1) == test.image_set("test").labels
     assert first["results"]["test"]["accuracy"] == pytest.approx(right.float().mean().item(), abs=1e-6)
+
+
+def test_a_test_curve_is_logged_and_chooses_nothing(tiny_mnist, capsys):
+    given = arguments("MNIST", f"--data.root={tiny_mnist}", "--data.val_share=0", "--seed_everything=0")
+    given += ["--data.batch_size=16"]
+    given += ["--model.backbone=mlp", "--model.backbone_args={hidden: [16], in_channels: 1, image_size: 28}"]
+    main(["fit", *given])
+    main(["fit", *given, "--data.curve_split=test"])
+    plain, curved = (read_metrics(Path(f"runs/run/version_{number}/metrics.csv"))["epoch"] for number in (0, 1))
+    assert "test/loss" not in plain and plain["train/loss"] == curved["train/loss"]
+    assert sorted(curved["test/loss"]) == sorted(curved["test/accuracy"]) == [1, 2] and "val/loss" not in curved
+    last, same = (find_checkpoint(f"runs/run/version_{number}") for number in (0, 1))
+    weights, others = (torch.load(path, weights_only=True)["state_dict"] for path in (last, same))
+    assert last.name == same.name and all(torch.equal(others[key], value) for key, value in weights.items())
+    assert not [row for row in results(1)["results"] if row["split"] == "test"]  # tests are of the test command
+    main(["test", *given, f"--ckpt_path={same}"])
+    (row,) = results(2)["results"]
+    assert curved["test/accuracy"][2] == pytest.approx(row["accuracy"], abs=1e-6)
+    assert curved["test/loss"][2] == pytest.approx(row["loss"], rel=1e-5)
+    assert has_curves([Group("swbn-fro", [{"test/loss": curved["test/loss"]}])], "loss")
+    for words, message in (
+        (["--checkpoint.monitor=test/loss"], "the test images must choose nothing"),
+        (["--data.val_share=0.2"], "curve_split: test is for trainings without validation"),
+        (["--data.curve_split=train"], "curve_split must be 'test', or left out, got 'train'"),
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            main(["fit", *given, "--data.curve_split=test", *words])
+        assert message in " ".join(capsys.readouterr().err.split())

@@ -39,7 +39,7 @@ def test_it_learns_letters_and_records_what_it_measured():
         right = classifier.eval()(data.normalize(images)).argmax(-1) == labels
     p = right.float().mean().item()
     assert row["accuracy"] == pytest.approx(p, abs=1e-6)
-    assert row["ci95"] == pytest.approx(1.96 * (p * (1 - p) / 120) ** 0.5, rel=1e-4)
+    assert row["ci95"] == pytest.approx(1.9801 * (p * (1 - p) / 119) ** 0.5, rel=1e-4)  # t(119)
 
 
 def test_splits_are_other_drawings_of_the_same_letters():

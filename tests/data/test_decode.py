@@ -1,6 +1,7 @@
 """Pictures of every kind become the same uint8 arrays; those that cannot are refused by name."""
 
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
@@ -94,6 +95,46 @@ def test_exif_orientation(tmp_path, orientation, upright):
     exif[0x0112] = orientation
     path = saved(Image.fromarray(gray_ramp()), tmp_path / "camera.png", exif=exif)
     assert np.array_equal(np.asarray(open_image(path, 1)), upright(gray_ramp()))
+
+
+def broken_exif():
+    """Blocks that begin as EXIF does, each with another fault behind."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    whole = exif.tobytes()
+    return {
+        "cut": whole[:-7],
+        "no entries": whole[:8],
+        "no tiff": b"Exif\0\0" + b"\xff" * 40,
+        "far offset": whole[:10] + b"\xff\xff\xff\x7f" + whole[14:],
+        "a text for a number": whole[:16] + b"\x12\x01\x02\x00\xff\xff\xff\x00" + whole[24:],
+    }
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+@pytest.mark.parametrize("fault", broken_exif())
+def test_broken_exif_does_not_cost_the_pixels(tmp_path, fault, suffix):
+    options = {".jpg": {"quality": 95}, ".webp": {"lossless": True}}.get(suffix, {})
+    plain = saved(Image.fromarray(gray_ramp()), tmp_path / f"plain{suffix}", **options)
+    path = saved(Image.fromarray(gray_ramp()), tmp_path / f"broken{suffix}", exif=broken_exif()[fault], **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's own, of corrupt EXIF
+        found = np.asarray(open_image(path, 1))
+    assert np.array_equal(found, np.asarray(open_image(plain, 1)))
+
+
+def test_a_broken_entry_beside_the_orientation_does_not_hide_it(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x0132] = "2026:01:01 00:00:00"
+    content = (
+        exif.tobytes()
+        .replace(b"\x32\x01\x02\x00", b"\x32\x01\x02\x01")
+        .replace(b"\x01\x32\x00\x02", b"\x01\x32\x01\x02")
+    )
+    assert content != exif.tobytes()
+    path = saved(Image.fromarray(gray_ramp()), tmp_path / "camera.png", exif=content)
+    assert np.array_equal(np.asarray(open_image(path, 1)), gray_ramp().T[:, ::-1])
 
 
 def test_sizes_are_made_one_and_layout_is_channels_first(tmp_path):

@@ -181,3 +181,25 @@ def test_large_folders_are_listed_in_one_order(tmp_path):
         "08",
         "11",
     ]
+
+
+def test_folders_that_the_user_linked_are_the_users(pictures, tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    (pictures / "images").rename(store / "images")
+    (pictures / "images").symlink_to(store / "images")
+    secret = draw(store / "secret" / "1.png")
+    text = "filename,label\n1.png,cat\n"
+    assert listed(pictures, text, ["images/{label}/{filename}"]).files == [pictures / "images" / "cat" / "1.png"]
+    # The list may write the folder's name itself.
+    places = ["images/{filename}", "{filename}"]
+    found = listed(pictures, "filename,label\nimages/cat/1.png,cat\n", places)
+    assert found.files == [pictures / "images" / "cat" / "1.png"]
+    # What a list names must stay in the store, as it must in a root.
+    (store / "images" / "cat" / "out.png").symlink_to(secret)
+    (store / "images" / "out").symlink_to(secret.parent)
+    for name in ("cat/out.png", "out/1.png"):
+        with pytest.raises(ValueError, match=rf"{name}', which is a link to {store}/secret.*, outside"):
+            listed(pictures, f"filename,label\n{name},cat\n")
+    (pictures / "other").symlink_to(secret.parent)  # a link that only the list names
+    with pytest.raises(ValueError, match=r"other/1.png', which is a link to .*, outside"):
+        listed(pictures, "filename,label\nother/1.png,cat\n", places)

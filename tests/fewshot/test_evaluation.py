@@ -95,7 +95,7 @@ def test_evaluation_equals_episode_by_episode(embedded):
     assert result.accuracies.tolist() == pytest.approx(accuracies)
     assert 0.4 < result.mean < 0.99 and result.mean == pytest.approx(np.mean(accuracies))
     assert result.std == pytest.approx(np.std(accuracies, ddof=1))
-    assert result.ci95 == pytest.approx(1.96 * np.std(accuracies, ddof=1) / math.sqrt(200), rel=1e-4)
+    assert result.ci95 == pytest.approx(1.97196 * np.std(accuracies, ddof=1) / math.sqrt(200), rel=1e-4)  # t(199)
     assert (result.num_episodes, result.seed) == (200, 3)
 
 

@@ -115,3 +115,51 @@ def test_gray_and_colour_and_sizes_mix(tmp_path):
     images = load_folders("train", str(tmp_path), 8).images
     assert images.shape == (4, 3, 8, 8)
     assert np.array_equal(images[2], np.full((3, 8, 8), 255))  # wholly transparent: white
+
+
+@pytest.mark.parametrize("names", [("training", "valid", "testing"), ("Train", "dev", "Test")])
+@pytest.mark.parametrize("form", ["folders", "classes", "images"])
+def test_usual_other_names_of_splits_are_read(tmp_path, names, form):
+    folders = dict(zip(CLASSES, names, strict=True))
+    for split, classes in CLASSES.items():
+        draw(tmp_path / (folders[split] if form != "classes" else "images"), classes)
+        if form == "classes":
+            (tmp_path / f"{folders[split]}.txt").write_text("\n".join(classes))
+        elif form == "images":
+            rows = [f"{image}.png,{name}" for name in classes for image in range(3)]
+            (tmp_path / f"{folders[split]}.csv").write_text("\n".join(["filename,label", *rows]))
+    for split in CLASSES:
+        check(tmp_path, split)
+
+
+def test_a_folder_beside_the_splits_is_never_dropped_in_silence(tmp_path):
+    for split, classes in CLASSES.items():
+        draw(tmp_path / split.replace("val", "held"), classes)
+    with pytest.raises(ValueError, match=r"holds train/, test/, which are names of splits, and beside them held"):
+        load_folders("train", str(tmp_path), 8)
+    (tmp_path / "held").rename(tmp_path / "val")
+    (tmp_path / "splits").mkdir()  # a place of lists
+    check(tmp_path, "train")
+    draw(tmp_path / "valid", ("hen",))
+    with pytest.raises(ValueError, match=r"holds val/ and valid/, both of val; keep one"):
+        load_folders("train", str(tmp_path), 8)
+    (tmp_path / "valid").rename(tmp_path / ".valid")
+    for name in ("val.txt", "dev.txt"):
+        (tmp_path / name).write_text("dog\n")
+    with pytest.raises(ValueError, match=r"dev.txt and val.txt are both lists of val"):
+        load_folders("val", str(tmp_path), 8)
+
+
+def test_images_behind_a_link_of_the_users_are_read(tmp_path):
+    store, root = tmp_path / "store", tmp_path / "root"
+    root.mkdir()
+    draw(store, [name for names in CLASSES.values() for name in names])
+    (root / "images").symlink_to(store)
+    for suffix, form in ((".txt", "{name}"), (".csv", "{name}/{image}.png,{name}")):
+        for split, names in CLASSES.items():
+            lines = dict.fromkeys(form.format(name=name, image=image) for name in names for image in range(3))
+            (root / f"{split}{suffix}").write_text(
+                "\n".join([*(["filename,label"] if suffix == ".csv" else []), *lines])
+            )
+        for split in CLASSES:
+            assert f"{split}{suffix}" in check(root, split).source

@@ -203,3 +203,26 @@ def test_the_file_has_a_column_for_everything_but_the_episodes():
     assert head.split(",") == list(COLUMNS) and "episodes" not in COLUMNS
     cells = dict(zip(COLUMNS, line.split(","), strict=True))
     assert cells["value"] == "0.25" and cells["seed"] == "3" and cells["paper"] == ""
+
+
+def test_several_comparisons_are_counted_and_seeds_with_episodes_are_taken_together():
+    rng = np.random.default_rng(3)
+    same, rows = (0, 5, 1, 15), []
+    for norm, gain in (("bn", 0.0), ("swbn-fro", 0.2), ("swbn-kl", 0.0), ("dbn", 0.0), ("iternorm", -0.2)):
+        luck = rng.normal(0, 0.1, 400)
+        for seed in (0, 1, 2):
+            values = 0.5 + gain + luck + rng.normal(0, 0.02, 400)
+            rows.append(observation(norm, seed, values.mean(), episodes=tuple(values), episode_set=same))
+    text = markdown(rows, seeds=3)
+    lines = {line["norm"].strip("`"): line for line in lines_of(text.partition("\n\nBold")[0])}
+    for norm, line in lines.items():
+        over_both = line["to `bn`, 95% over both"]
+        assert over_both.endswith("** †") == (norm in ("swbn-fro", "iternorm"))
+        assert "**" not in line["to `bn`, 95% over seeds"] + line["to `bn`, 95% over episodes"]
+    assert "4 comparisons in one table" in text and "at 98.75 % too" in text
+
+
+def test_seeds_that_agree_are_not_bold():
+    rows = [observation(norm, seed, 0.6 + gain) for norm, gain in (("bn", 0.0), ("dbn", 0.05)) for seed in (0, 1)]
+    text = markdown(rows, seeds=2)
+    assert lines_of(text)[1]["to `bn`, 95% over seeds"] == "+5.00" and "**" not in text
