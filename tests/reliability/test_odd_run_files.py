@@ -290,8 +290,13 @@ def test_folders_that_lead_into_themselves_and_far_down(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
     found = folders_with(tmp_path, ("results.json",))
     assert sorted(found) == [tmp_path / "a" / "b", tmp_path / "link"]
-    deep = f"cd '{tmp_path}'; for n in $(seq 1200); do mkdir d; cd d; done"  # more than Python calls itself
-    subprocess.run(["bash", "-c", deep], check=True)
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1200):  # more than Python calls itself
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
     try:
         assert len(folders_with(tmp_path, ("results.json",))) == 2
     finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
 
 from cli import _COMMANDS, main
 from tests.report.made_runs import make_fit
@@ -55,7 +56,8 @@ def test_a_test_keeps_the_settings_of_its_training(trained):
     told = json.loads((folder / "version_2" / "results.json").read_text())
     assert told["tested_run"] == "../version_1" and Path(told["tested_checkpoint"]).is_file()
     kept, training = folder / "version_2" / "training.yaml", folder / "version_1" / "config.yaml"
-    assert kept.read_text() == training.read_text() != (folder / "version_2" / "config.yaml").read_text()
+    settings = [yaml.safe_load(path.read_text()) for path in (kept, training, folder / "version_2" / "config.yaml")]
+    assert settings[0] == settings[1] != settings[2]
     assert "tested_run" not in json.loads((folder / "version_1" / "results.json").read_text())
 
 
