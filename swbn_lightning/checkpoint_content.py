@@ -54,8 +54,9 @@ def plain_content(content: Any, source: str, forget_files: bool = True) -> dict[
         raise InputError(f"{source} is not a checkpoint: its 'state_dict' names a weight by no text.")
     found["state_dict"] = _with_versions(found["state_dict"], content["state_dict"])
     for key, state in found.get("callbacks", {}).items() if forget_files else ():
-        if "Checkpoint" in str(key) or (isinstance(state, dict) and _FILES & state.keys()):
-            found["callbacks"][key] = {"best_model_path": "", "best_model_score": None, "dirpath": ""}
+        if isinstance(state, dict) and _FILES & state.keys():
+            others = {name: value for name, value in state.items() if name not in _FILES}  # a subclass may have some
+            found["callbacks"][key] = {**others, "best_model_path": "", "best_model_score": None, "dirpath": ""}
     return found
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cli import main
+from swbn_lightning.checkpoint_content import plain_content
 from swbn_lightning.checkpoint_io import WholeCheckpointIO
 
 
@@ -86,3 +87,15 @@ def test_what_is_removed_is_what_was_saved_here(tmp_path):
         with pytest.warns(UserWarning, match=f"{name} was not saved by this process, and is left as it is"):
             io.remove_checkpoint(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.ckpt", "plain"]
+
+
+def test_only_remembered_files_are_forgotten():
+    own = {
+        "MyCheckpoint": {"mine": 1},
+        "EarlyStopping": {"wait_count": 3},
+        "Sub": {**remembering("a", "plain"), "mine": 2},
+    }
+    found = plain_content({"state_dict": {}, "callbacks": own}, "x.ckpt")["callbacks"]
+    assert found["MyCheckpoint"] == {"mine": 1} and found["EarlyStopping"] == {"wait_count": 3}
+    assert found["Sub"]["mine"] == 2 and not {"best_k_models", "kth_best_model_path"} & found["Sub"].keys()
+    assert found["Sub"]["best_model_path"] == found["Sub"]["dirpath"] == ""
