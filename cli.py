@@ -1,13 +1,11 @@
 """The command: ``swbn fit|train|validate|test|predict --config FILE``, and ``swbn compare|report RUN…``."""
 
 import functools
-import logging
 import os
 import pydoc
 import shlex
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,8 @@ from jsonargparse import Namespace
 from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from pytorch_lightning.plugins import CheckpointIO
+from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 import classification  # noqa: F401 (its classes are known by their short names)
 import fewshot  # noqa: F401
@@ -28,7 +24,9 @@ from fewshot.prediction import PredictionTable
 from fewshot.saving import EpisodeFiles
 from swbn_lightning import compare
 from swbn_lightning.averaging import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
-from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.command import parts, settings
+from swbn_lightning.command.messages import mistake, printable_lines, say_less
+from swbn_lightning.command.run_files import RunConfiguration, RunFilesToLoggers, remove_if_nothing_came
 from swbn_lightning.environment import EnvironmentFile
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.finite import StopOnNonFinite
@@ -37,8 +35,7 @@ from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.ranks import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.report import ResultTable
 from swbn_lightning.resuming import LastCheckpoint, NothingToTrain, RandomStreams
-from swbn_lightning.run_files import printable
-from swbn_lightning.runs import find_checkpoint, new_run_folder, read_checkpoint
+from swbn_lightning.runs import find_checkpoint, read_checkpoint
 from swbn_lightning.screen import forgiving_screen
 from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.stopping import StopTogether, let_sigterm_kill, sigterm_is_143
@@ -51,45 +48,47 @@ _HELP = (
 )
 _BEST = "epoch{epoch:03d}-accuracy{val/accuracy:.4f}"
 _EVERY = "epoch{epoch:03d}-step{step:06d}"  # of a checkpoint that nothing is monitored for; no two are of one step
-_MADE_LATER = ("optimizer", "lr_scheduler")  # arguments of the model
+_MADE_LATER = {"optimizer", "lr_scheduler"}  # arguments of the model
 _PROCESS_WORDS = ("best", "last", "hpc", "registry")
-# Said about data that lie in memory and about runs that are short on purpose.
-_NOISE = (
-    ".*does not have many workers.*",
-    ".*number of training batches.*logging interval.*",
-    ".*dirpath has changed.*",  # a test has a folder of its own; the training's is another
-    ".*LeafSpec.*",  # from inside Lightning
-    ".*Total length of `list` across ranks is zero.*",  # no validation, as the data module was told
-)
+_DEFAULTS = {
+    "checkpoint": {"monitor": "val/accuracy", "mode": "max", "filename": _BEST, "auto_insert_metric_name": False}
+}
+# The command's callbacks that have settings of their own.
+_CONFIGURED = {"checkpoint": ModelCheckpoint, "whiteness": WhitenessMonitor, "finite": StopOnNonFinite}
+_LOG_EVERY = 10
 
 
 class SwbnCLI(LightningCLI):
     """LightningCLI with run folders, checkpoints by validation accuracy, whiteness, and a table at the end."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._folder: Path | None = None  # of this run
+        try:
+            super().__init__(*args, **kwargs)
+        except BaseException:
+            remove_if_nothing_came(self._folder)
+            raise
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--run.root", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--run.name", type=str, default="default", help="runs go to ROOT/NAME/version_N")
         parser.add_argument("--run.report", type=bool, default=False, help="write report.html there at the end")
-        # Made callbacks of the trainer below, unless it is told to have none of their kind.
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.add_lightning_class_args(WhitenessMonitor, "whiteness")
-        parser.add_lightning_class_args(StopOnNonFinite, "finite")
-        parser.set_defaults(
-            {
-                "checkpoint.monitor": "val/accuracy",
-                "checkpoint.mode": "max",
-                "checkpoint.filename": _BEST,
-                "checkpoint.auto_insert_metric_name": False,
-            }
-        )
+        # Made callbacks of the trainer below, unless it is told to have none of their kind, or another one.
+        for name, kind in _CONFIGURED.items():
+            parser.add_class_arguments(kind, name, fail_untyped=False, instantiate=True, sub_configs=True)
+            parser.set_defaults({f"{name}.{key}": value for key, value in _DEFAULTS.get(name, {}).items()})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
-        self._command_line = shlex.join(["swbn", *(sys.argv[1:] if args is None else args)])
+        words = sys.argv[1:] if args is None else args
+        self._command_line = shlex.join(["swbn", *words])
         command = self.config.subcommand
         own = self.config[command]
-        _check_seed(own.get("seed_everything"))
+        settings.check_seed(own.get("seed_everything"))
         own.run.root = str(Path(own.run.root).expanduser())
+        settings.keep_loggers_files_below(own.run.root, own.trainer.logger)
+        for said in settings.leave_out_other_norms_options(own.get("model") or {}, own.get("config") or [], words):
+            print(printable_lines(f"swbn: {said}"), file=sys.stderr)
         timed = own.checkpoint.every_n_train_steps or own.checkpoint.train_time_interval if command == "fit" else None
         if timed and str(own.checkpoint.monitor).startswith("val/"):
             raise InputError(
@@ -122,18 +121,31 @@ class SwbnCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        maker = parts.Maker()
+        for kind in (pl.Callback, Logger):
+            self.parser.add_instantiator(maker, kind)
+        try:
+            self._instantiate(config)
+        except ValueError as error:
+            if maker.refused is None:
+                raise
+            raise maker.refused from error
+
+    def _instantiate(self, config: Namespace) -> None:
         if not config.get("model"):
             super().instantiate_classes()
             return
         model_class: Any = pydoc.locate(config.model.class_path)
-        settings = config.model.get("init_args") or Namespace()
+        given_model = config.model.get("init_args") or Namespace()
         checkpoint, kept = config.get("ckpt_path"), {}
         if checkpoint:
             kept = kept_hyperparameters(read_checkpoint(checkpoint), model_class, checkpoint)
-            _say_what_the_checkpoint_overrides(settings, kept)
+            _say_what_the_checkpoint_overrides(given_model, kept)
 
         def make(kind: type, *args: Any, **given: Any) -> Any:
-            given |= {name: _without_parser(settings.get(name), given[name]) for name in _MADE_LATER if name in given}
+            given |= {
+                name: _without_parser(given_model.get(name), given[name]) for name in _MADE_LATER if name in given
+            }
             try:
                 return kind(*args, **{**given, **kept})
             except InputError:
@@ -147,45 +159,60 @@ class SwbnCLI(LightningCLI):
         self.parser.add_instantiator(make, model_class, subclasses=False)
         super().instantiate_classes()
         if kept:
-            config.model.init_args = Namespace({**vars(settings), **kept})  # to be saved
+            config.model.init_args = Namespace({**vars(given_model), **kept})  # to be saved
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        config = {**self._get(self.config_init, "trainer"), **kwargs}
-        probing = bool(config.get("fast_dev_run"))
-        if config.get("logger") in (None, True) and not probing:
-            run = self._get(self.config_init, "run")
-            config["logger"] = _loggers(run.root, run.name)
-        callbacks: list[pl.Callback] = [self._get(self.config_init, "whiteness")]
+        made = self.config_init[self.subcommand]
+        config = {**made.trainer, **kwargs}
+        counts = {key: config.get(key) for key in ("accumulate_grad_batches", "check_val_every_n_epoch")}
+        require_positive("trainer", **{key: value for key, value in counts.items() if value is not None})
+        barebones, probing = bool(config.get("barebones")), bool(config.get("fast_dev_run"))
+        if barebones and config.get("log_every_n_steps") == _LOG_EVERY:
+            config["log_every_n_steps"] = None  # the command's default, which barebones would refuse
+        if config.get("logger") is not False and not (probing or barebones):
+            config["logger"] = parts.loggers(config.get("logger"), made.run.root, made.run.name)
+            self._folder = Path(config["logger"][0].log_dir)
+        own = [ResultTable(), NothingToTrain()] if barebones else self._own_callbacks(config)
+        given = vars(self.config[self.subcommand])
+        changed = {
+            kind: parts.changed_settings(name, kind, vars(given[name]), _DEFAULTS.get(name, {}))
+            for name, kind in _CONFIGURED.items()
+        }
+        config["plugins"] = parts.with_checkpoint_io(config.get("plugins"))
+        if config.get("default_root_dir") is None:
+            # Where SLURM's requeueing keeps its checkpoint, and finds it: not the working folder, which all jobs share.
+            config["default_root_dir"] = str(Path(made.run.root, made.run.name))
+        try:
+            config["callbacks"] = parts.callbacks(config.get("callbacks"), own, changed)
+            trainer = super().instantiate_trainer(**config)
+        except (ValueError, TypeError, ImportError, RuntimeError) as error:  # settings that do not go together
+            raise InputError(f"trainer: {error}") from error
+        if trainer.world_size > 1:
+            let_sigterm_kill()
+        return trainer
+
+    def _own_callbacks(self, config: dict[str, Any]) -> list[pl.Callback]:
+        """The command's callbacks, in their order."""
+        made, logs = self.config_init[self.subcommand], bool(config.get("logger"))
+        callbacks: list[pl.Callback] = [made.whiteness]
         if config.get("enable_progress_bar") is not False:
             callbacks.append(RichProgressBar())
-        if config.get("logger"):
-            callbacks.append(LearningRateMonitor())
-            callbacks.append(EnvironmentFile(self._command_line))
-        callbacks += [self._get(self.config_init, "finite"), RandomStreams(), StopTogether()]
+        if logs:
+            callbacks += [LearningRateMonitor(), EnvironmentFile(self._command_line)]
+        callbacks += [made.finite, RandomStreams(), StopTogether()]
         callbacks += [ResultTable(), EpisodeFiles(), PredictionTable(), NothingToTrain()]
-        if config.get("logger") and self._get(self.config_init, "run").report:
+        if logs and made.run.report:
             callbacks.append(_report_page())  # after those whose files it shows
-        if config.get("enable_checkpointing") is not False and not probing:
-            best = self._get(self.config_init, "checkpoint")
+        if logs:
+            callbacks.append(RunFilesToLoggers())
+        if config.get("enable_checkpointing") is not False and not config.get("fast_dev_run"):
+            best = made.checkpoint
             if best.filename == _BEST and best.monitor is None:
                 best.filename = _EVERY
             if self._can_be_monitored(best.monitor):
                 callbacks.append(best)
             callbacks.append(LastCheckpoint())
-        config["plugins"] = _with_checkpoint_io(config.get("plugins"))
-        if config.get("default_root_dir") is None:
-            # Where SLURM's requeueing keeps its checkpoint, and finds it: not the working folder, which all jobs share.
-            run = self._get(self.config_init, "run")
-            config["default_root_dir"] = str(Path(run.root, run.name))
-        counts = {key: config.get(key) for key in ("accumulate_grad_batches", "check_val_every_n_epoch")}
-        require_positive("trainer", **{key: value for key, value in counts.items() if value is not None})
-        try:
-            trainer = self._instantiate_trainer(config, callbacks)
-        except (ValueError, TypeError, ImportError) as error:  # of settings that Lightning cannot put together
-            raise InputError(f"trainer: {error}") from error
-        if trainer.world_size > 1:
-            let_sigterm_kill()
-        return trainer
+        return callbacks
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
         """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
@@ -219,10 +246,10 @@ def main(args: Sequence[str] | None = None) -> None:
                 _run_lightning(args)
             screen.flush()
         except (ValueError, RuntimeError, MisconfigurationException) as error:
-            mistake = _mistake(error)
-            if mistake is None:
+            wrong = mistake(error)
+            if wrong is None:
                 raise
-            print(f"swbn: error: {_printable_lines(str(mistake))}", file=sys.stderr)
+            print(f"swbn: error: {printable_lines(str(wrong))}", file=sys.stderr)
             raise SystemExit(2) from None
         if screen.lost is not None and not isinstance(screen.lost, BrokenPipeError):  # whose reader had enough
             print(f"swbn: not all could be shown ({screen.lost}); files are whole.", file=sys.stderr)
@@ -233,13 +260,10 @@ def main(args: Sequence[str] | None = None) -> None:
 def _run_lightning(args: Sequence[str] | None) -> None:
     """One of the Trainer's commands."""
     if args is None:
-        sys.argv[1:] = _without_alias(sys.argv[1:])
+        sys.argv[1:] = settings.without_alias(sys.argv[1:])
     else:
-        args = _without_alias(args)
-    for message in _NOISE:
-        warnings.filterwarnings("ignore", message)
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_to_be_said)
-    warnings.formatwarning = _printable_warning
+        args = settings.without_alias(args)
+    say_less()
     try:
         SwbnCLI(
             pl.LightningModule,
@@ -247,11 +271,12 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=RunConfiguration,
+            save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
             load_from_checkpoint_support=False,  # see SwbnCLI._parse_ckpt_path
             parser_kwargs={"prog": "swbn", "description": __doc__, "epilog": _HELP},
-            trainer_defaults={"log_every_n_steps": 10},
+            trainer_defaults={"log_every_n_steps": _LOG_EVERY},
             args=args,
         )
     except SIGTERMException:  # which alone would end with 0, as if the training were done
@@ -264,56 +289,6 @@ def console() -> None:
     """The entry point of the ``swbn`` command."""
     with sigterm_is_143():
         main()
-
-
-def _mistake(error: BaseException | None) -> BaseException | None:
-    """The user's mistake among the causes of an error: jsonargparse wraps what a constructor raises."""
-    # Lightning's, once the batches are counted, and torch's, of weights that do not fit.
-    if str(error).lstrip().startswith(("`val_check_interval`", "Error(s) in loading state_dict")):
-        return error
-    while error is not None and not isinstance(error, InputError | MisconfigurationException):
-        error = error.__cause__
-    return error
-
-
-def _check_seed(seed: Any) -> None:
-    if type(seed) is int and not 0 <= seed < 2**32:
-        raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, as numpy's generator takes it, got {seed}.")
-
-
-def _to_be_said(record: logging.LogRecord) -> bool:
-    """Whether a message of Lightning's is none that advertises; and no name in it acts on the terminal."""
-    record.msg, record.args = _printable_lines(record.getMessage()), ()
-    return "Tip: For seamless cloud" not in record.msg
-
-
-def _printable_warning(message: Any, category: type[Warning], filename: str, lineno: int, line: Any = None) -> str:
-    return f"{filename}:{lineno}: {category.__name__}: {_printable_lines(str(message))}\n"
-
-
-def _printable_lines(text: str) -> str:
-    """Names of files and what stands in them may be anything, a terminal's commands too."""
-    return "\n".join(printable(line) for line in text.splitlines())
-
-
-def _without_alias(arguments: Sequence[str]) -> list[str]:
-    return ["fit" if i == 0 and word == "train" else word for i, word in enumerate(arguments)]
-
-
-def _with_checkpoint_io(given: Any) -> list[Any]:
-    """The trainer's plugins, with this package's way to write checkpoints unless another one is among them."""
-    plugins = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
-    own = [] if any(isinstance(plugin, CheckpointIO) for plugin in plugins) else [WholeCheckpointIO()]
-    return [*plugins, *own]
-
-
-def _loggers(root: str, name: str) -> list[Logger]:
-    # The first process makes the folder; Lightning tells the others its path.
-    version = int(new_run_folder(root, name).name.removeprefix("version_")) if rank_zero_only.rank == 0 else 0  # type: ignore[attr-defined]
-    return [
-        CSVLogger(root, name, version),
-        TensorBoardLogger(root, name, version, default_hp_metric=False),
-    ]
 
 
 def _report_page() -> pl.Callback:

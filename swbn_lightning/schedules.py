@@ -1,12 +1,15 @@
 """Learning rates that no schedule of PyTorch's gives, and how Lightning is told of a schedule."""
 
+from abc import ABCMeta, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from pytorch_lightning import cli
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from swbn_lightning.errors import InputError
 
@@ -44,6 +47,43 @@ class PiecewiseConstantLR(LRScheduler):
         return [rate * float(base) / first for base in self.base_lrs]
 
 
+class ReduceLROnPlateau(cli.ReduceLROnPlateau):
+    """torch's, which watches what Lightning's class is told, or else what :func:`watched_by` says.
+
+    Args:
+        optimizer: whose rate is reduced.
+        monitor: a logged metric; None for ``val/loss``, or ``val/accuracy`` where ``mode`` is ``max``.
+        mode: as torch has it, and all that follow.
+    """
+
+    def __init__(self, optimizer: Optimizer, monitor: str | None = None, mode: str = "min", **options: Any) -> None:
+        super().__init__(optimizer, monitor, mode=mode, **options)  # type: ignore[arg-type]
+
+
+class _ByShortNames(ABCMeta):
+    """Has a parser find every schedule by its class name: torch and Lightning both have a ``ReduceLROnPlateau``."""
+
+    def __subclasses__(cls) -> list[type]:  # type: ignore[override]
+        found, left = [ReduceLROnPlateau], LRScheduler.__subclasses__()
+        while left:
+            kind = left.pop()
+            if not issubclass(kind, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                found.append(kind)
+                left += kind.__subclasses__()
+        return found
+
+
+class Schedule(metaclass=_ByShortNames):
+    """Any ``LRScheduler``, as the type of an argument."""
+
+    @abstractmethod
+    def step(self) -> None: ...
+
+
+Schedule.register(LRScheduler)
+ScheduleCallable = Callable[[Optimizer], Schedule]
+
+
 class WarmUp:
     """Another schedule, whose rates rise linearly over the first steps of the optimiser.
 
@@ -67,7 +107,7 @@ class WarmUp:
     def step(self, epoch_ended: bool = False) -> None:
         """After a step of the optimiser."""
         self._done += 1
-        plateau = isinstance(self.schedule, ReduceLROnPlateau)
+        plateau = isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
         act = self.schedule is not None and not plateau and (self.interval == "step" or epoch_ended)
         self._let(self.schedule.step if act else lambda: None)
 
@@ -121,12 +161,12 @@ def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, war
     if schedule is None:
         return []
     entry: dict[str, Any] = {"scheduler": schedule, "interval": interval}
-    if isinstance(schedule, ReduceLROnPlateau):
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         entry |= {"monitor": watched_by(schedule), "strict": False}  # an epoch without a validation changes nothing
     return [entry]
 
 
-def watched_by(plateau: ReduceLROnPlateau) -> str:
+def watched_by(plateau: torch.optim.lr_scheduler.ReduceLROnPlateau) -> str:
     """What a schedule watches: what Lightning's class is told, else the validation's loss, or its accuracy where the
     schedule waits for a maximum."""
     usual = "val/loss" if plateau.mode == "min" else "val/accuracy"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from pytorch_lightning.cli import OptimizerCallable
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.not_finite import any_process, first_not_finite, not_finite, state_of
 from swbn_lightning.runs import load_backbone
-from swbn_lightning.schedules import WarmUp, schedule_for_trainer, watched_by
+from swbn_lightning.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
 from swbn_lightning.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
@@ -78,7 +78,7 @@ class TrainingModule(PlainModule):
         norm_args: dict[str, Any] | None = None,
         backbone_args: dict[str, Any] | None = None,
         optimizer: OptimizerCallable = lambda p: torch.optim.Adam(p, lr=1e-3),
-        lr_scheduler: LRSchedulerCallable | None = None,
+        lr_scheduler: ScheduleCallable | None = None,
         lr_interval: str = "epoch",
         warmup_steps: int = 0,
         channels_last: bool = True,

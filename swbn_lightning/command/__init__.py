@@ -1,0 +1,1 @@
+"""What ``cli.py`` puts together: the parts of its trainer, what its settings mean, what it says."""

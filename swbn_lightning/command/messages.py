@@ -1,0 +1,56 @@
+"""What the command says: errors in one sentence, no advertisements, nothing that acts on the terminal."""
+
+import logging
+import os
+import warnings
+from typing import Any
+
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from swbn_lightning.errors import InputError
+from swbn_lightning.run_files import printable
+
+# Said about data that lie in memory and about runs that are short on purpose.
+_NOISE = (
+    ".*does not have many workers.*",
+    ".*number of training batches.*logging interval.*",
+    ".*dirpath has changed.*",  # a test has a folder of its own; the training's is another
+    ".*LeafSpec.*",  # from inside Lightning
+    ".*Total length of `list` across ranks is zero.*",  # no validation, as the data module was told
+)
+# Lightning's, once there are batches and metrics, and torch's, of weights that do not fit.
+_MISTAKES = ("`val_check_interval`", "Early stopping conditioned on", "Error(s) in loading state_dict")
+
+
+def say_less() -> None:
+    """From now on, leave out warnings that tell the command's user nothing, and print the others safely."""
+    # Lightning 2.6 uses calls of jsonargparse 4 that version 5, outside our range, removes.
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    for message in _NOISE:
+        warnings.filterwarnings("ignore", message)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_to_be_said)
+    warnings.formatwarning = _printable_warning
+
+
+def mistake(error: BaseException | None) -> BaseException | None:
+    """The user's mistake among the causes of an error: jsonargparse wraps what a constructor raises."""
+    if str(error).lstrip().startswith(_MISTAKES):
+        return error
+    while error is not None and not isinstance(error, InputError | MisconfigurationException):
+        error = error.__cause__
+    return error
+
+
+def printable_lines(text: str) -> str:
+    """Names of files and what stands in them may be anything, a terminal's commands too."""
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+def _to_be_said(record: logging.LogRecord) -> bool:
+    """Whether a message of Lightning's is none that advertises; and no name in it acts on the terminal."""
+    record.msg, record.args = printable_lines(record.getMessage()), ()
+    return "Tip: For seamless cloud" not in record.msg
+
+
+def _printable_warning(message: Any, category: type[Warning], filename: str, lineno: int, line: Any = None) -> str:
+    return f"{filename}:{lineno}: {category.__name__}: {printable_lines(str(message))}\n"

@@ -1,0 +1,113 @@
+"""The parts of the command's trainer: its own beside those that the user gives."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import LearningRateFinder, ProgressBar
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.plugins import CheckpointIO
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.errors import InputError
+from swbn_lightning.resuming import LastCheckpoint
+from swbn_lightning.runs import new_run_folder
+
+
+def as_list(given: Any) -> list[Any]:
+    """One, several or none, as a trainer's argument has them."""
+    return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+
+
+class Maker:
+    """Makes loggers and callbacks of the user's, and knows what went wrong: the parser hides it among other errors."""
+
+    def __init__(self) -> None:
+        self.refused: InputError | None = None
+
+    def __call__(self, kind: type, *args: Any, **given: Any) -> Any:
+        try:
+            return kind(*args, **given)
+        except Exception as error:  # it may be anybody's, and want a package, a server, other values
+            reason = "" if isinstance(error, InputError) else f"no {kind.__name__} can be made: "
+            self.refused = InputError(f"{reason}{' '.join(str(error).split())}")
+            raise self.refused from error
+
+
+def loggers(given: Any, root: str, name: str) -> list[Logger]:
+    """The trainer's loggers: the run's own files first, whose folder is the run's; then the user's.
+
+    A run's ``metrics.csv`` is always written. Another ``TensorBoardLogger`` takes the place of the run's own.
+
+    Args:
+        given: as the trainer takes them, without False.
+        root: of all runs.
+        name: of this one.
+    """
+    theirs = as_list(None if given is True else given)
+    # The first process makes the folder; Lightning tells the others its path.
+    version = int(new_run_folder(root, name).name.removeprefix("version_")) if rank_zero_only.rank == 0 else 0  # type: ignore[attr-defined]
+    own: list[Logger] = [CSVLogger(root, name, version)]
+    if not any(isinstance(logger, TensorBoardLogger) for logger in theirs):
+        own.append(TensorBoardLogger(root, name, version, default_hp_metric=False))
+    return [*own, *theirs]
+
+
+def callbacks(given: Any, own: Sequence[pl.Callback], changed: Mapping[type, Sequence[str]]) -> list[pl.Callback]:
+    """The user's callbacks and, of the command's, those of whose kind the user gave none.
+
+    Args:
+        given: as the trainer takes them.
+        own: of the command.
+        changed: of the kinds that have settings of their own, the names of those that were given.
+
+    Raises:
+        InputError: settings of a callback that the user's replaces; a callback that cannot work here.
+    """
+    theirs, kept = as_list(given), []
+    if any(isinstance(callback, LearningRateFinder) for callback in theirs):
+        raise InputError(
+            "LearningRateFinder sets an attribute `lr` of the model, and the rate of this package's models is their "
+            "optimizer's. Search in Python, with Tuner(trainer).lr_find(model, datamodule=..., update_attr=False), and "
+            "give --model.optimizer.lr what it suggests."
+        )
+    for callback in own:
+        kind: type = ProgressBar if isinstance(callback, ProgressBar) else type(callback)
+        # That of the last epoch, to go on from, is another kind than one that keeps the best.
+        by = [c for c in theirs if isinstance(c, kind) and isinstance(c, LastCheckpoint) == (kind is LastCheckpoint)]
+        if not by:
+            kept.append(callback)
+        elif changed.get(kind):
+            raise InputError(
+                f"{type(by[0]).__name__} among the trainer's callbacks takes the place of the command's, which is "
+                f"given settings ({', '.join(changed[kind])}): give one of the two."
+            )
+    return [*theirs, *kept]
+
+
+def changed_settings(name: str, kind: type, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """The arguments of ``kind`` that are given otherwise than by default, as ``name.argument``.
+
+    Args:
+        name: of these settings in a configuration.
+        kind: takes them.
+        given: the settings.
+        defaults: those that are not the constructor's.
+    """
+    usual = {key: p.default for key, p in inspect.signature(kind).parameters.items()} | dict(defaults)
+    # The command sets the last one itself where it is not given.
+    keys = [key for key in given if key != "save_on_train_epoch_end"]
+    return [f"{name}.{key}" for key in keys if _plain(given[key]) != _plain(usual.get(key))]
+
+
+def with_checkpoint_io(given: Any) -> list[Any]:
+    """The trainer's plugins, with this package's way to write checkpoints unless another one is among them."""
+    plugins = as_list(given)
+    own = [] if any(isinstance(plugin, CheckpointIO) for plugin in plugins) else [WholeCheckpointIO()]
+    return [*plugins, *own]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
