@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from swbn_lightning.data.files import require_regular
 from swbn_lightning.data.folders import image_files, load_class_folders
 from swbn_lightning.errors import InputError
 from swbn_lightning.run_files import printable
+from swbn_lightning.screen import table_console
 
 PREDICTIONS_FILE = "predictions.csv"
 
@@ -101,10 +101,11 @@ class PredictionTable(pl.Callback):
         names = data.support.class_names
         files = [data.query_files[number] for number in torch.cat(self._numbers).tolist()]
         probabilities = torch.cat(self._probabilities)
-        table = Table("image", "class", "probability")
+        # Folded, not cut off, where the terminal is narrow: images differ in the end of their paths.
+        table = Table(*(Column(heading, overflow="fold") for heading in ("image", "class", "probability")))
         for file, row in zip(files, probabilities, strict=True):
             table.add_row(Text(printable(file)), Text(printable(names[int(row.argmax())])), f"{row.max():.3f}")
-        console = Console()
+        console = table_console()
         console.print(table)
         if trainer.loggers and trainer.log_dir:
             path = _write(Path(trainer.log_dir), files, names, probabilities)

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +30,7 @@ from swbn_lightning.intervals import (
 from swbn_lightning.run_files import printable
 from swbn_lightning.runs import csv_text, output_file, write_output
 from swbn_lightning.saved_tests import SavedTest, find_tests
+from swbn_lightning.screen import table_console
 
 _NONE = "–"
 _Tests = dict[int | str, tuple[float, ...]]  # accuracies by a training's identity: its seed, if it has one
@@ -85,7 +85,7 @@ def main(args: Sequence[str]) -> None:
     output = output_file(options.output, "the table", "comparison.csv") if options.output else None
     lines = compare(options.runs)
     path = write_output(output, as_csv(lines)) if output is not None else None
-    console = Console()
+    console = table_console()
     for setting in dict.fromkeys(line.setting for line in lines):
         own = [line for line in lines if line.setting == setting]
         console.print(_table(setting, own))

@@ -11,7 +11,6 @@ import torch
 import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +25,7 @@ from swbn_lightning.runs import (
     write_results,
     write_whole,
 )
+from swbn_lightning.screen import table_console
 from swbn_lightning.training import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 from swbn_lightning.whiteness.kept import measurements
@@ -136,7 +136,7 @@ class ResultTable(pl.Callback):
             self._write(checkpoint, rows, whiteness, command)
         except OSError as error:  # a full disk: what was found is at least seen
             lost = error
-        console = Console()
+        console = table_console()
         console.print(result_table(rows))
         for name, path in ((label, checkpoint), ("run folder", self._folder)):
             if path:
@@ -208,9 +208,9 @@ def result_table(rows: list[dict[str, Any]]) -> Table:
             value at the start and at the end of training, where they are known.
     """
     table = Table()
-    table.add_column("split")
+    table.add_column("split", overflow="fold")
     for row in rows:
-        table.add_column(Text(str(row["split"])), justify="right")
+        table.add_column(Text(str(row["split"])), justify="right", overflow="fold")
     for key in _FIELDS:
         if any(key in row for row in rows):
             table.add_row(key, *(Text(str(row.get(key, "–"))) for row in rows))

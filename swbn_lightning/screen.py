@@ -1,10 +1,21 @@
-"""A screen that takes nothing, or not these letters, ends no run."""
+"""A screen that takes nothing, or not these letters, ends no run; one that is narrow hides no letter of a table."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from rich.console import Console
+
+_NARROWEST, _WIDEST = 40, 1_000_000  # letters a line of a table; with fewer some columns would have none
+
+
+def table_console() -> Console:
+    """For tables whose columns fold: what is no terminal, as a file, has lines as long as a table needs."""
+    console = Console()
+    console.width = max(console.width, _NARROWEST) if console.is_terminal else _WIDEST
+    return console
 
 
 class Screen:

@@ -118,12 +118,12 @@ def test_it_is_said_which_seeds_a_difference_is_of(tmp_path, capsys):
 
 
 def test_runs_can_be_told_apart_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+    for name, value in (("COLUMNS", "80"), ("TERM", "xterm"), ("FORCE_COLOR", "1")):
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     names = [f"runs/cifar_fs_matching/resnet20/{norm}" for norm in ("bn", "swbn-fro")]
     main(["compare", *(saved(Path(), name, episodes(number)) for number, name in enumerate(names))])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    labels = "".join(line.strip("│").split("│")[0].strip() for line in lines)
+    labels = "".join(line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line[:1] == "│")
     assert labels.endswith("".join(names))
 
 

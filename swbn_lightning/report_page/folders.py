@@ -57,6 +57,8 @@ class RunFolder:
     whiteness: list[dict[str, Any]] = field(default_factory=list)
     heatmaps: dict[str, dict[str, CorrelationMap]] = field(default_factory=dict)  # by layer
     problems: list[str] = field(default_factory=list)
+    checkpoint: bool = False  # whether it holds one
+    source: "RunFolder | None" = None  # of a test: what was tested, if that is known
 
     @property
     def trained(self) -> bool:
@@ -141,6 +143,7 @@ def read_run(path: Path) -> RunFolder:
     if run.trained:
         run.metrics = _try(run, METRICS_FILE, read_metrics) or {}
         run.whiteness = _try(run, WHITENESS_FILE, _read_whiteness) or []
+    run.checkpoint = any(path.glob("checkpoints/*.ckpt"))
     files = sorted(file.name for file in path.glob("heatmap_*.csv"))
     if len(files) > _MOST_HEATMAPS:
         run.problems.append(f"{len(files) - _MOST_HEATMAPS} further heatmaps are only in the folder")

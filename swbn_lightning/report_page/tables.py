@@ -164,7 +164,7 @@ def text(value: Any) -> str:
 def _accuracies(training: Training, names: Callable[[Mapping[str, Any]], str]) -> dict[str, Number]:
     """By what was evaluated: tests, then the training's own validation, without its epoch in the column's name."""
     found = {setting: accuracy(test.row) for setting, test in newest_tests([training], names)}
-    for row in (row for run in training.folders for row in run.rows):
+    for row in training.kept.rows if training.kept else ():  # the part's own best, as it counts anew
         name = f"{_WHILE_TRAINING}: {str(row.get('split', '?')).partition(' ')[0]}"
         found.setdefault(name, accuracy(row))  # the best epoch, which stands first
     return found

@@ -1,5 +1,6 @@
 """Run folders as trainings with their tests, and trainings that differ in their seed alone as groups."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,11 @@ class Training:
         return (self.folders or self.tests)[-1]
 
     @property
+    def kept(self) -> RunFolder | None:
+        """The folder whose checkpoint ``--ckpt_path`` of the run's name means: the last part that got as far as one."""
+        return next((folder for folder in reversed(self.folders) if folder.rows or folder.checkpoint), None)
+
+    @property
     def config(self) -> dict[str, Any]:
         """Flat. Of a test that stands alone its training's, if it kept them."""
         return self.last.config if self.folders else self.last.training or self.last.config
@@ -67,8 +73,12 @@ class Training:
 
     @property
     def whiteness(self) -> list[dict[str, Any]]:
-        """Rows of ``whiteness.csv``; of an epoch that was trained twice those of the later folder."""
-        rows = {(row["epoch"], row["layer"]): row for folder in self.folders for row in folder.whiteness}
+        """Rows of ``whiteness.csv``; without what a later folder did not go on from."""
+        rows: dict[tuple[int, str], dict[str, Any]] = {}
+        for folder in self.folders:
+            own = {(row["epoch"], row["layer"]): row for row in folder.whiteness}
+            first = min((epoch for epoch, _ in own), default=math.inf)
+            rows = {key: row for key, row in rows.items() if key[0] < first} | own
         return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
     @property
@@ -82,11 +92,12 @@ class Training:
         return self.config.get("whiteness.signed") is True
 
     def quantities(self, unit: str) -> dict[str, Series]:
-        """What was logged, by epochs or steps trained; of what was trained twice the later value."""
+        """What was logged, by epochs or steps trained; without what a later folder did not go on from."""
         found: dict[str, Series] = {}
         for folder in self.folders:
             for name, series in folder.metrics.get(unit, {}).items():
-                found.setdefault(name, {}).update(series)
+                first = min(series)
+                found[name] = {x: value for x, value in found.get(name, {}).items() if x < first} | series
         return found
 
 
@@ -130,7 +141,9 @@ def as_trainings(runs: Sequence[RunFolder]) -> list[Training]:
     made = {path: Training(folders=[by_path[part] for part in chain]) for path, chain in chains.items()}
     for path, run in by_path.items():
         if not run.trained:
-            owner = next((last for last, chain in chains.items() if sources.get(path) in chain), path)
+            source = sources.get(path)
+            run.source = by_path[source] if source else None
+            owner = next((last for last, chain in chains.items() if source in chain), path)
             made.setdefault(owner, Training()).tests.append(run)
     trainings = list(made.values())
     for training, label in zip(trainings, _labels([training.last.path for training in trainings]), strict=True):
@@ -191,7 +204,7 @@ class Test(NamedTuple):
     @property
     def age(self) -> Age:
         """As of any test."""
-        trained = self.training.last.when if self.training.folders else None
+        trained = self.run.source.when if self.run.source else None  # which may be an earlier part of the training
         return Age(self.run.path, repr(self.run.results), trained, self.run.when)
 
 

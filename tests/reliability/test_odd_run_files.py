@@ -260,8 +260,7 @@ def test_a_checkpoint_with_an_impossible_name(tmp_path, path):
             assert "is a test of" in str(error) or "results.json cannot be read: it names a path of 50" in str(error)
 
 
-def test_names_do_not_act_on_the_terminal(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "1000")  # so that no name is folded
+def test_names_do_not_act_on_the_terminal(tmp_path, capsys):
     evil = "\x1b[2J\x9b1m\u202egnp.\u2066\r\x07\x00"
     assert printable(evil) == r"\x1b[2J\x9b1m\u202egnp.\u2066\r\x07\x00" and printable("é 中\udcff") == r"é 中\udcff"
     name = evil.rstrip("\0")

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from cli import main
-from swbn_lightning.screen import forgiving_screen
+from swbn_lightning.report import result_table
+from swbn_lightning.screen import forgiving_screen, table_console
 from tests.conftest import REPOSITORY
 
 
@@ -55,7 +57,7 @@ def test_files_come_before_the_screen_where_it_is_python_that_runs(trained, tmp_
     """Without the command, and so without its screen."""
     monkeypatch.setattr("cli.forgiving_screen", lambda: forgiving_screen_that_is_none())
     with monkeypatch.context() as patch:
-        patch.setattr("swbn_lightning.report.Console", lambda: pytest.fail("the screen"))
+        patch.setattr("swbn_lightning.report.table_console", lambda: pytest.fail("the screen"))
         with pytest.raises(pytest.fail.Exception, match="the screen"):
             main(["test", *trained[1], f"--run.root={tmp_path}", "--ckpt_path", str(trained[0])])
     assert (tmp_path / "quickstart" / "version_0" / "results.json").exists()
@@ -102,3 +104,19 @@ def test_a_comparison_that_could_not_be_shown_is_no_success(tmp_path):
     )  # fmt: skip
     assert done.stdout.split() == ["1", "0"]
     assert done.stderr == "swbn: not all could be shown ([Errno 28] No space left on device); files are whole.\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_narrow_screen_cuts_nothing_off_the_results(terminal, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1") if terminal else monkeypatch.delenv("FORCE_COLOR", raising=False)
+    row = {"images": 10_000_000_000, "accuracy": 0.5, "ci95": 0.25, "rms": [0.325, 0.125]}
+    names = ["val (best, epoch 100000)", "val (last, epoch 200000)"]
+    table_console().print(result_table([{**row, "split": name} for name in names]))
+    lines = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    cells = [line.strip("│┃").replace("┃", "│").split("│") for line in lines if line[0] in "│┃"]
+    columns = ["".join(column).replace(" ", "") for column in zip(*cells, strict=True)]
+    assert columns[0].startswith("splitimagesaccuracy±95%interval") and columns[0].endswith("RMScorrelation,start→end")
+    for column, name in zip(columns[1:], names, strict=True):
+        assert column.startswith(f"{name.replace(' ', '')}10000000000") and column.endswith("0.325→0.125")

@@ -79,6 +79,9 @@ def test_the_command(trained, capsys, tmp_path):
     page = Page((tmp_path / "page.html").read_text())
     (row,) = page.table("run")
     (tested,) = results(folder / "version_2")
+    best = results(folder / "version_1")[0]  # of the part whose checkpoint was tested
+    assert tested["rms"] == best["rms"]
+    assert row["while training: val, %"] == f"{100 * best['accuracy']:.2f} ± {100 * best['ci95']:.2f}"
     assert row["test, %"] == f"{100 * tested['accuracy']:.2f} ± {100 * tested['ci95']:.2f}"
     assert row["state"] == "finished, in 2 parts" and row["epochs"] == "3 of 3"
     assert row["RMS correlation, start → end"].startswith(f"{tested['rms'][0]:.3f} → ")
