@@ -94,6 +94,7 @@ class CrossAttentionNetwork(EpisodicModule):
             self._make_classifier(data.num_training_classes, "the data's training split")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
         shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
         if {"head.fusion.squeeze.weight", "classifier.weight"} <= set(shapes):  # else loading says what is missing
             self._make_head(shapes["head.fusion.squeeze.weight"][1], "the checkpoint")

@@ -14,11 +14,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from swbn_lightning.backbones import Backbone, build_backbone
 from swbn_lightning.captured_step import CapturedStep, check_graph_can_be_captured
 from swbn_lightning.errors import InputError, unknown_name
-from swbn_lightning.hyperparameters import PlainModule
 from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.not_finite import any_process, first_not_finite, not_finite, state_of
+from swbn_lightning.resumable import ResumableModule
+from swbn_lightning.resumed_settings import optimizer_settings
 from swbn_lightning.runs import load_backbone
 from swbn_lightning.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
 from swbn_lightning.step_size import set_step_size
@@ -27,7 +28,7 @@ INTERVALS = ("epoch", "step")
 AUTO = "auto"
 
 
-class TrainingModule(PlainModule):
+class TrainingModule(ResumableModule):
     """A LightningModule with a backbone whose normalisation layers come from the factory.
 
     A subclass sets its head and defines :meth:`training_loss` and evaluation. Arguments are plain data, so
@@ -245,12 +246,16 @@ class TrainingModule(PlainModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         try:
             return self._configure_optimizers()
+        except InputError:
+            raise
         except (ValueError, TypeError) as error:  # torch checks rates and numbers there
             raise InputError(f"optimizer or lr_scheduler cannot be made: {error}") from error
 
     def _configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self._optimizer(self._parameters_to_train())
+        made = optimizer_settings(optimizer)
         schedule = None if self._lr_scheduler is None else self._lr_scheduler(optimizer)
+        self.settings_made(optimizer, made, schedule)
         return [optimizer], schedule_for_trainer(schedule, optimizer, self._lr_interval, self._warmup_steps)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:

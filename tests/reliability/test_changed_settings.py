@@ -1,0 +1,322 @@
+"""A training that goes on has the settings that its checkpoint restores, or it does not begin."""
+
+import math
+import warnings
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping
+from torch.optim import lr_scheduler as torch_schedules
+from torch.utils.data import DataLoader
+
+from cli import main
+from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.errors import InputError
+from swbn_lightning.resuming import RandomStreams
+from swbn_lightning.schedules import PiecewiseConstantLR
+from swbn_lightning.training import TrainingModule
+from tests.reliability.tiny_runs import QUIET
+
+S = torch_schedules
+KEY = "training_settings"
+
+
+class Tiny(TrainingModule):
+    """A model of one layer, whose validation's loss never changes."""
+
+    def setup(self, stage):
+        pass
+
+    def training_loss(self, batch):
+        return sum((p * p).sum() for p in self.parameters()), batch.mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", 1.0)
+
+
+def sgd(lr=0.01, momentum=0.9):
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+
+def train(epochs, optimizer=None, schedule=None, resume=None, callbacks=(), plugins=(), **more):
+    """Three steps an epoch."""
+    optimizer = optimizer or sgd()
+    module = Tiny(backbone="mlp", backbone_args={"hidden": [2]}, optimizer=optimizer, lr_scheduler=schedule, **more)
+    trainer = pl.Trainer(
+        max_epochs=epochs, plugins=[WholeCheckpointIO(), *plugins], enable_checkpointing=False,
+        callbacks=[RandomStreams(), *callbacks], **QUIET,
+    )  # fmt: skip
+    images = DataLoader(torch.zeros(3, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, images, DataLoader(torch.zeros(1, 1)), ckpt_path=resume)
+    return trainer
+
+
+def saved(folder, **first):
+    train(2, **first).save_checkpoint(folder / "a.ckpt")
+    return folder / "a.ckpt"
+
+
+def cosine(steps, eta_min=0.0):
+    return lambda optimizer: S.CosineAnnealingLR(optimizer, steps, eta_min)
+
+
+def one_cycle(top, total=60):
+    return lambda optimizer: S.OneCycleLR(optimizer, top, total_steps=total)
+
+
+def in_turn(gamma, kind=S.ExponentialLR):
+    return lambda o: S.SequentialLR(o, [S.ConstantLR(o, 0.5, 99), kind(o, gamma)], [3])
+
+
+CHANGES = {
+    "lr": ({}, {"optimizer": sgd(lr=0.5)}, "lr of SGD was 0.01 and is now 0.5"),
+    "momentum": ({}, {"optimizer": sgd(momentum=0.5)}, "momentum of SGD was 0.9 and is now 0.5"),
+    "optimiser": (
+        {}, {"optimizer": torch.optim.Adam}, "the optimiser was torch.optim.sgd.SGD and is now torch.optim.adam.Adam"
+    ),
+    "T_max": ({"schedule": cosine(10)}, {"schedule": cosine(20)}, "T_max of CosineAnnealingLR was 10 and is now 20"),
+    "schedule": (
+        {"schedule": cosine(10)}, {"schedule": lambda o: S.ExponentialLR(o, 0.9)}, r"CosineAnnealingLR and is now .*Exp"
+    ),
+    "schedule added": ({}, {"schedule": cosine(10)}, "the schedule was none and is now torch.*CosineAnnealingLR"),
+    "schedule removed": ({"schedule": cosine(10)}, {"schedule": None}, "schedule was .*Cosine.* and is now none"),
+    "milestones": (
+        {"schedule": lambda o: S.MultiStepLR(o, [1, 4])}, {"schedule": lambda o: S.MultiStepLR(o, [1, 5])},
+        "milestones of MultiStepLR was .*4, 1.* and is now .*5, 1",
+    ),
+    "plateau": (
+        {"schedule": S.ReduceLROnPlateau}, {"schedule": lambda o: S.ReduceLROnPlateau(o, patience=3)},
+        "patience of ReduceLROnPlateau was 10 and is now 3",
+    ),
+    "the top, which is in the groups only": (
+        {"schedule": lambda o: S.OneCycleLR(o, 0.4, total_steps=60, div_factor=8)},
+        {"schedule": lambda o: S.OneCycleLR(o, 0.2, total_steps=60, div_factor=4)},
+        "max_lr of OneCycleLR was 0.4 and is now 0.2",
+    ),
+    "our rates": (
+        {"schedule": lambda o: PiecewiseConstantLR(o, [2], [0.1])},
+        {"schedule": lambda o: PiecewiseConstantLR(o, [2], [0.2])}, r"rates of PiecewiseConstantLR was \[0.1\] and .*2",
+    ),
+    "an inner schedule": ({"schedule": in_turn(0.9)}, {"schedule": in_turn(0.8)}, r"gamma of SequentialLR was 0.9"),
+    "an inner class": (
+        {"schedule": in_turn(0.9)}, {"schedule": in_turn(2, S.PolynomialLR)},
+        "SequentialLR of .*ExponentialLR and is now .*PolynomialLR",
+    ),
+    "a rate that is a tensor": (
+        {"optimizer": sgd(lr=torch.tensor(0.01))}, {"optimizer": sgd(lr=torch.tensor(0.02))}, "lr of SGD was 0.0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_setting_is_refused_by_name(change, warmup_steps, tmp_path):
+    first, then, message = CHANGES[change]
+    path = saved(tmp_path, warmup_steps=warmup_steps, **first)
+    with pytest.raises(
+        InputError, match=f"a.ckpt restores settings .*{message}.* or start .*backbone_checkpoint"
+    ) as told:
+        train(3, resume=path, warmup_steps=warmup_steps, **first | then)
+    assert "base_lr" not in str(told.value)  # what follows from a setting is none
+    trainer = train(3, resume=path, warmup_steps=warmup_steps, **first)  # and with the old value it goes on
+    assert trainer.global_step == 9
+
+
+def test_every_changed_setting_is_named(tmp_path):
+    path = saved(tmp_path, schedule=cosine(10))
+    with pytest.raises(InputError, match=r"lr of SGD was .*; momentum of SGD was .*; T_max of .* Give the old values"):
+        train(3, sgd(0.5, 0.1), cosine(20), path)
+
+
+def test_one_group_of_several(tmp_path):
+    def groups(*rates):
+        return lambda parameters: torch.optim.SGD(
+            [{"params": [p], "lr": rate} for p, rate in zip(list(parameters)[:2], rates, strict=True)], momentum=0.5
+        )
+
+    path = saved(tmp_path, optimizer=groups(0.1, 0.2))
+    assert train(3, groups(0.1, 0.2), resume=path).global_step == 9
+    with pytest.raises(InputError, match="lr of SGD, parameter group 2 was 0.2 and is now 0.3"):
+        train(3, groups(0.1, 0.3), resume=path)
+    with pytest.raises(InputError, match="lr of SGD was 0.1 and is now 0.3"):
+        train(3, groups(0.3, 0.3), resume=saved(tmp_path, optimizer=groups(0.1, 0.1)))
+    with pytest.raises(InputError, match="number of parameter groups of SGD was 2 and is now 1"):
+        train(3, resume=path)
+
+
+UNCHANGED = {
+    "none": None,
+    "CosineAnnealingLR": cosine(10, 0.001),
+    "OneCycleLR": one_cycle(0.1),
+    "CyclicLR": lambda o: S.CyclicLR(o, 0.01, 0.1, 4),
+    "MultiStepLR": lambda o: S.MultiStepLR(o, [1, 4, 4]),
+    "PiecewiseConstantLR": lambda o: PiecewiseConstantLR(o, [1, 3], [0.1, 0.2]),
+    "SequentialLR": in_turn(0.9),
+    "LambdaLR": lambda o: S.LambdaLR(o, lambda t: 1 / (1 + t)),
+    "CosineAnnealingWarmRestarts": lambda o: S.CosineAnnealingWarmRestarts(o, 1, 2),
+    "ReduceLROnPlateau": lambda o: S.ReduceLROnPlateau(o, patience=0),
+    "eta_min of NaN": cosine(10, math.nan),
+}
+
+
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+@pytest.mark.parametrize("warmup_steps", [0, 4])
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_the_same_settings_go_on_in_the_midst(name, warmup_steps, interval, tmp_path):
+    """Twice, since a training that has gone on says what it was made with, too."""
+    same = {"schedule": UNCHANGED[name], "warmup_steps": warmup_steps, "lr_interval": interval}
+    trainer = train(3, **same)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    for epochs in (4, 5):
+        now = train(epochs, resume=tmp_path / "a.ckpt", **same)
+        assert now.global_step == 3 * epochs
+        now.save_checkpoint(tmp_path / "a.ckpt")
+    whole = train(5, **same).optimizers[0].param_groups[0]
+    if name not in ("ReduceLROnPlateau", "eta_min of NaN"):  # the one misses the end of the epoch that it goes on from
+        assert now.optimizers[0].param_groups[0]["lr"] == pytest.approx(whole["lr"], rel=1e-6)
+    elif name == "ReduceLROnPlateau" and not warmup_steps:
+        assert torch.load(tmp_path / "a.ckpt", weights_only=True)["optimizer_states"][0]["param_groups"][0]["lr"] < 0.01
+
+
+class After(pl.strategies.SingleDeviceStrategy):
+    """Loads when the optimiser is made already, as FSDP does."""
+
+    restore_checkpoint_after_setup = True
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_strategy_that_loads_late(changed, tmp_path):
+    path = saved(tmp_path, schedule=cosine(10), callbacks=[EarlyStopping("val/loss", patience=9)])
+
+    def go_on(optimizer, patience=9):
+        module = Tiny(backbone="mlp", backbone_args={"hidden": [2]}, optimizer=optimizer, lr_scheduler=cosine(10))
+        trainer = pl.Trainer(
+            max_epochs=3, strategy=After(accelerator=pl.accelerators.CPUAccelerator()), plugins=[WholeCheckpointIO()],
+            enable_checkpointing=False, callbacks=[EarlyStopping("val/loss", patience=patience)],
+            **{k: v for k, v in QUIET.items() if k != "accelerator"},
+        )  # fmt: skip
+        trainer.fit(module, DataLoader(torch.zeros(3, 1)), DataLoader(torch.zeros(1, 1)), ckpt_path=path)
+        return trainer.global_step
+
+    if changed:
+        with pytest.raises(InputError, match="lr of SGD was 0.01 and is now 0.5"):
+            go_on(sgd(0.5))
+        with pytest.raises(InputError, match="patience of EarlyStopping was 9 and is now 2"):
+            go_on(sgd(), 2)
+    else:
+        assert go_on(sgd()) == 9
+
+
+def test_a_rate_may_be_a_tensor_or_a_number(tmp_path):
+    path = saved(tmp_path, optimizer=sgd(torch.tensor(0.01)))
+    assert train(3, sgd(0.01), resume=path).global_step == 9
+
+
+def test_patience(tmp_path):
+    path = saved(tmp_path, callbacks=[EarlyStopping("val/loss", patience=9)])
+    with pytest.raises(InputError, match="patience of EarlyStopping was 9 and is now 3"):
+        train(3, resume=path, callbacks=[EarlyStopping("val/loss", patience=3)])
+    # What the state does not hold is as it is given.
+    assert train(3, resume=path, callbacks=[EarlyStopping("val/loss", 0.5, patience=9)]).global_step == 9
+
+
+class Cooling(pl.Callback):
+    """One that changes, as it goes, what it was made with."""
+
+    def __init__(self, heat=1.0):
+        self.heat = heat
+
+    def on_train_batch_end(self, *args):
+        self.heat /= 2
+
+    def state_dict(self):
+        return {"heat": self.heat}
+
+    def load_state_dict(self, state):
+        self.heat = state["heat"]
+
+
+def test_a_callback_that_changes_its_own_value_goes_on(tmp_path):
+    path, cooling = saved(tmp_path, callbacks=[Cooling()]), Cooling()
+    train(3, resume=path, callbacks=[cooling]).save_checkpoint(tmp_path / "b.ckpt")
+    assert cooling.heat == 2**-9
+    train(4, resume=tmp_path / "b.ckpt", callbacks=[Cooling()])
+    with pytest.raises(InputError, match="heat of Cooling was 1.0 and is now 4.0"):
+        train(3, resume=tmp_path / "b.ckpt", callbacks=[Cooling(4.0)])
+
+
+def test_the_loss_scaler(tmp_path):
+    def half(interval):
+        scaler = torch.amp.GradScaler("cpu", growth_interval=interval)
+        return [pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)]
+
+    path = saved(tmp_path, plugins=half(100))
+    assert "MixedPrecision" in torch.load(path, weights_only=True)
+    assert train(3, resume=path, plugins=half(100)).global_step == 9
+    with pytest.raises(InputError, match="growth_interval of GradScaler was 100 and is now 7"):
+        train(3, resume=path, plugins=half(7))
+
+
+def test_an_evaluation_needs_none_of_it(tmp_path):
+    path = saved(tmp_path)
+    module = Tiny(backbone="mlp", backbone_args={"hidden": [2]}, optimizer=sgd(0.5))
+    trainer = pl.Trainer(plugins=[WholeCheckpointIO()], **QUIET)
+    trainer.validate(module, DataLoader(torch.zeros(1, 1)), ckpt_path=path)
+
+
+def change(path, edit):
+    content = torch.load(path, weights_only=True)
+    edit(content)
+    torch.save(content, path)
+    return path
+
+
+ODD = [
+    5, "x", [], {}, {"optimizer": 5, "schedule": 5}, {"optimizer": None, "schedule": None, "callbacks": 5},
+    {"optimizer": {"class": "torch.optim.sgd.SGD", "inner": None, "groups": []}, "schedule": "x"},
+]  # fmt: skip
+
+
+def in_itself():
+    value = {"optimizer": {}}
+    value["optimizer"]["groups"] = value
+    return value
+
+
+@pytest.mark.parametrize("odd", [None, *ODD, in_itself()])
+def test_settings_that_are_none_are_not_held(odd, tmp_path):
+    """As those of an older version: said, and the state goes on as it is."""
+    path = saved(tmp_path)
+    change(path, lambda content: content.update({KEY: odd}) if odd is not None else content.pop(KEY))
+    warned = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("swbn_lightning.resumable.rank_zero_warn", warned.append)
+        trainer = train(3, sgd(0.5), resume=path)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.01
+    assert "a.ckpt does not say with which settings" in warned[0]
+
+
+@pytest.mark.parametrize("odd", [
+    {"class": 5}, {"class": "\x1b[2Jevil"}, {"class": "torch.optim.sgd.SGD", "groups": 5},
+    {"class": "torch.optim.sgd.SGD", "groups": [{"lr": "\x1b[2J" * 900}]},
+    {"class": "torch.optim.sgd.SGD", "groups": [{"lr": [[0]] * 900}]},
+    {"class": "torch.optim.sgd.SGD", "groups": [{"lr": torch.ones(1, device="meta")}, 7]},
+])  # fmt: skip
+def test_odd_settings_are_shown_shortly_and_act_on_nothing(odd, tmp_path):
+    path = change(saved(tmp_path), lambda content: content[KEY].update(optimizer=odd))
+    with pytest.raises(InputError) as told:
+        train(3, resume=path)
+    assert str(told.value).isprintable() and len(str(told.value)) < 1000
+
+
+def test_the_command(trained, tmp_path, capsys):
+    last, arguments = trained
+    given = ["fit", *arguments, f"--run.root={tmp_path}", "--trainer.max_epochs=2", "--ckpt_path", str(last)]
+    with pytest.raises(SystemExit) as stopped:
+        main([*given, "--model.optimizer=SGD", "--model.optimizer.lr=0.5"])
+    assert stopped.value.code == 2 and "lr of SGD was" in capsys.readouterr().err
+    main(given)  # for one epoch more
+    assert list(tmp_path.glob("quickstart/version_1/checkpoints/last.ckpt"))
