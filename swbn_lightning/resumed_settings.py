@@ -1,163 +1,206 @@
-"""What an optimiser, a schedule and a callback were made with, as plain data, and in what two such differ."""
+"""A training that goes on has the settings that its checkpoint restores; others than these are refused."""
 
-import inspect
+import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from swbn_lightning.hyperparameters import class_name
-from swbn_lightning.run_files import printable
+from swbn_lightning.errors import InputError
+from swbn_lightning.hyperparameters import PlainModule, class_name
+from swbn_lightning.resuming import STREAMS
+from swbn_lightning.run_files import flatten, printable
 
-#: Instead of a value that is no plain data.
-LEFT_OUT: Any = object()
-#: Of a setting: what it is, its old value, its new one.
-Changes = list[tuple[str, Any, Any]]
-_DEEPEST, _MOST = 12, 100_000
-_PATHS = {"dirpath"}  # a run that goes on has its own
-# What follows from other settings, and is named only where nothing else differs.
-_DERIVED = {"base_lrs", "_last_lr", "T_i", "best", "mode_worse", "default_min_lr", "initial_lr"}
+KEY = "training_settings"
+Settings = dict[str, Any]  # plain values by dotted names
+# What follows from other settings, or moves as a training goes.
+_DERIVED = {"params", "initial_lr", "base_lrs", "_last_lr", "last_epoch", "best", "mode_worse", "min_lrs", "T_i"}
+_MOST_SAID = 10
 
 
-def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
+class ResumableModule(PlainModule):
+    """A module whose checkpoints say with what its optimiser and schedule were made.
+
+    A checkpoint restores their state, settings among it: a learning rate that is given anew would be written down and
+    never used. So a ``fit`` with other settings than its checkpoint's ends before the first step. A subclass calls
+    :meth:`settings_made`; what it has of the hooks below calls the one above.
+
+    Raises:
+        InputError: in ``fit`` with a checkpoint: another setting, by name and with both values; a state of optimiser,
+            schedule or loops that is missing or not of this training. It is a warning that a checkpoint does not say
+            its settings, or holds no states of callbacks or random streams.
+    """
+
+    _made: Settings | None = None  # of optimiser and schedule, before a state was loaded
+    _resumed: dict[str, Any] | None = None  # the checkpoint to go on from, until it is looked at
+    _patience: Sequence[str] = ()
+
+    def settings_made(self, optimizer: Optimizer, before: Settings, schedule: Any) -> None:
+        """Take down what was just made.
+
+        Args:
+            optimizer: of the training.
+            before: its :func:`optimizer_settings` before the schedule was made.
+            schedule: just made for it, or None.
+        """
+        # What a schedule wrote into the groups is a setting of its own: only there is OneCycleLR's `max_lr`.
+        written = {k: v for k, v in optimizer_settings(optimizer).items() if before.get(k) != v}
+        self._made = {**before, **schedule_settings(schedule), **{f"schedule's {k}": v for k, v in written.items()}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self._made is not None:
+            checkpoint[KEY] = dict(self._made)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            self._resumed = checkpoint
+            self._patience = _changed_patience(self.trainer, checkpoint)  # before callbacks load their state
+            if self.trainer.strategy.restore_checkpoint_after_setup:
+                self._look_at_the_checkpoint()
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        self._look_at_the_checkpoint()
+
+    def _look_at_the_checkpoint(self) -> None:
+        checkpoint, self._resumed = self._resumed, None
+        if checkpoint is None or self._made is None:
+            return
+        source, told = printable(self.trainer.ckpt_path or "the checkpoint"), _told(checkpoint)
+        if not told:
+            rank_zero_warn(
+                f"{source} does not say with which settings its optimiser and schedule were made. They go on as the "
+                "checkpoint has them, whatever is given now."
+            )
+        found = changes(told, self._made) if told else []
+        if found := [*found, *self._patience]:
+            more = [f"and {len(found) - _MOST_SAID} more"] if len(found) > _MOST_SAID else []
+            raise InputError(
+                f"{source} restores settings that are given otherwise now: {'; '.join([*found[:_MOST_SAID], *more])}. "
+                "Give the old ones to go on, or start a new training from these weights (--model.backbone_checkpoint)."
+            )
+        check_states(self.trainer, checkpoint, source)
+
+
+def optimizer_settings(optimizer: Optimizer) -> Settings:
     """An optimiser's class and the plain options of its parameter groups; to be called before a schedule is made."""
-    return {"class": class_name(type(optimizer)), "groups": [_plain_values(group) for group in optimizer.param_groups]}
+    groups = [{k: v for k, v in group.items() if k not in _DERIVED} for group in optimizer.param_groups]
+    alike = groups[0] if all(map(groups[0].__eq__, groups)) else {str(i): group for i, group in enumerate(groups, 1)}
+    return {"optimizer": class_name(type(optimizer)), "groups": len(groups), **_plain({"optimizer": alike})}
 
 
-def schedule_settings(schedule: Any, optimizer: Optimizer, before: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A schedule's class and fresh state, and what it wrote into the optimiser's groups.
-
-    Args:
-        schedule: just made, or None.
-        optimizer: that it was made for.
-        before: :func:`optimizer_settings` of it before.
-    """
+def schedule_settings(schedule: Any) -> Settings:
+    """A schedule's class and fresh state, and those of the schedules within it."""
     if schedule is None:
-        return None
-    pairs = zip(optimizer_settings(optimizer)["groups"], before["groups"], strict=True)
-    written = [{k: v for k, v in now.items() if k not in old or old[k] != v} for now, old in pairs]
-    inner = [class_name(type(one)) for one in getattr(schedule, "_schedulers", ())]
-    state = _plain_values(schedule.state_dict())
-    return {"class": class_name(type(schedule)), "inner": inner, "state": state, "groups": written}
+        return {"lr_scheduler": "none"}
+    inner = getattr(schedule, "_schedulers", ())
+    state = {"lr_scheduler": {**schedule.state_dict(), "_schedulers": None}}
+    nested = {f"lr_scheduler.{i}": one for i, one in enumerate(map(schedule_settings, inner), 1)}
+    return {"lr_scheduler": class_name(type(schedule)), **_plain(state), **_plain(nested)}
 
 
-def constructor_values(thing: Any) -> dict[str, Any]:
-    """The plain values of an object's constructor arguments, as far as it has attributes of their names."""
-    names: set[str] = set()
-    for kind in type(thing).__mro__[:-1]:
-        if "__init__" in vars(kind):
-            names |= inspect.signature(vars(kind)["__init__"]).parameters.keys()
-    kept = vars(thing)
-    return _plain_values({n: kept.get(n, kept.get(f"_{n}", LEFT_OUT)) for n in names - _PATHS})
+def changes(told: Settings, now: Settings) -> list[str]:
+    """A sentence for every setting that is another one now; what only one of the two knows is none."""
+    for whole in ("optimizer", "lr_scheduler", "groups"):  # then their options have nothing to do with each other
+        if whole in told and not _same(told[whole], now[whole]):
+            told = {k: v for k, v in told.items() if k == whole or not k.startswith((whole, "schedule's "))}
+    found = [name for name in now if name in told and not _same(told[name], now[name])]
+    return [f"{name} was {_shown(told[name])} and is now {_shown(now[name])}" for name in found]
 
 
-def plain(value: Any) -> Any:
-    """Numbers, words, None, lists and mappings of them; a tensor of one element is a number.
+def check_states(trainer: pl.Trainer, checkpoint: Mapping[str, Any], source: str) -> None:
+    """That there is the state which a training needs to go on; to be called before Lightning loads it.
 
-    Whatever else is in a list is None, and in a mapping it is left out. :data:`LEFT_OUT` for anything else, and for
-    what is nested too deeply or has more values than anybody sets.
+    Raises:
+        InputError: ``loops``, ``optimizer_states`` or ``lr_schedulers`` that are missing, or which are not of this
+            training's.
     """
+    loops = checkpoint.get("loops")
+    parts: dict[str, tuple[list[Any], Any]] = {
+        "loops": ([trainer.fit_loop], [loops.get("fit_loop")] if isinstance(loops, dict) and loops else None),
+        "optimizer_states": (list(trainer.optimizers), checkpoint.get("optimizer_states")),
+        "lr_schedulers": ([c.scheduler for c in trainer.lr_scheduler_configs], checkpoint.get("lr_schedulers")),
+    }
+    if not trainer.strategy.lightning_restore_optimizer:  # the strategy has its own way
+        del parts["optimizer_states"], parts["lr_schedulers"]
+    for part, (things, states) in parts.items():
+        if not isinstance(states, list) or (things and not states):
+            raise InputError(
+                f"{source} holds no {part}, without which a training cannot go on, as one that was saved with "
+                "save_weights_only. Give a whole checkpoint (last.ckpt of the run), or start a new training from these "
+                "weights (--model.backbone_checkpoint)."
+            )
+        if len(states) < len(things):
+            reason = f"{len(states)} for {len(things)}"
+        else:  # weight averaging has a schedule of its own behind them, and restores that itself
+            reason = next(filter(None, map(_misfit, things, states)), "")
+        if reason:
+            raise InputError(f"{source}: its {part} are not those of this training ({printable(reason)[:300]}).")
+    for part in ("callbacks", STREAMS):
+        if not checkpoint.get(part):
+            rank_zero_warn(f"{source} holds no {part}: they begin anew, so the end is not that of one long training.")
+
+
+def _misfit(thing: Any, state: Any) -> str:
+    """Why a loop, an optimiser or a schedule does not take a state, which it will be given once more."""
     try:
-        return _plain(value, 0, iter(range(_MOST)))
-    except RecursionError:
-        return LEFT_OUT
+        thing.load_state_dict(copy.deepcopy(state))
+    except Exception as error:  # a file may hold anything
+        return f"{type(thing).__name__} does not take them: {type(error).__name__}: {error}"
+    return ""
 
 
-def changes(told: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """In what an optimiser and its schedule differ from what a checkpoint tells.
-
-    Args:
-        told: as :func:`plain` left it; what has another form was not told, and differs in nothing.
-        now: ``optimizer`` and ``schedule``, as the functions above describe them.
-    """
-    if not told_settings(told):
-        return []
-    found = [*_of_part("optimiser", told["optimizer"], now["optimizer"])]
-    found += _of_part("schedule", told["schedule"], now["schedule"])
-    return [change for change in found if change[0].split(" of ")[0].split(".")[-1] not in _DERIVED] or found
+def _changed_patience(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> list[str]:
+    found = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping):
+            states = checkpoint.get("callbacks")
+            state = states.get(callback.state_key) if isinstance(states, dict) else None
+            told = state.get("patience", callback.patience) if isinstance(state, dict) else callback.patience
+            if told != callback.patience:
+                found.append(f"patience of EarlyStopping was {_shown(told)} and is now {callback.patience}")
+    return found
 
 
-def told_settings(told: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint tells of an optimiser and a schedule at all."""
-    return isinstance(told.get("optimizer"), dict) and isinstance(told.get("schedule", 0), dict | None)
+def _told(checkpoint: Mapping[str, Any]) -> Settings:
+    told = checkpoint.get(KEY)
+    values = told.items() if isinstance(told, dict) else ()
+    return {k: v for k, v in values if isinstance(k, str) and isinstance(v, bool | int | float | str | None)}
 
 
-def same(told: Any, now: Any) -> bool:
-    """Whether two plain values are one setting: NaN is NaN, and a rate that was a tensor has seven digits."""
-    if isinstance(told, list) and isinstance(now, list):
-        return len(told) == len(now) and all(map(same, told, now))
-    if isinstance(told, int | float) and isinstance(now, int | float) and {type(told), type(now)} != {int}:
-        # Not of two whole numbers, which no float may be large enough for.
+def _plain(settings: Mapping[str, Any]) -> Settings:
+    """Flat, without what is no plain value, as a function or a whole tensor, and without what follows from others."""
+    found: Settings = {}
+    for name, value in flatten({k: _words(v) for k, v in settings.items()}).items():
+        if not _DERIVED & set(name.split(".")) and isinstance(value, bool | int | float | str):
+            found[name] = value
+    return found
+
+
+def _words(value: Any) -> Any:
+    """Mappings stay; a list of numbers or words is its text; a tensor of one element is a number."""
+    if isinstance(value, Mapping) and not isinstance(value, Counter):
+        return {k: _words(v) for k, v in value.items()}
+    if isinstance(value, Counter):
+        value = sorted(value.elements())
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return str(list(map(_words, value))) if isinstance(value, list | tuple) else value
+
+
+def _same(told: Any, now: Any) -> bool:
+    """NaN is NaN, and a rate that was a tensor has seven digits."""
+    if isinstance(told, float) and isinstance(now, float):
         return told == now or (told != told and now != now) or abs(told - now) <= 1e-6 * min(abs(told), abs(now))
     return bool(told == now)
 
 
-def _plain_values(values: Mapping[Any, Any]) -> dict[str, Any]:
-    found = {key: plain(value) for key, value in values.items() if isinstance(key, str) and key != "params"}
-    return {key: value for key, value in found.items() if value is not LEFT_OUT}
-
-
-def _plain(value: Any, depth: int, budget: Iterator[int]) -> Any:
-    if next(budget, None) is None or depth > _DEEPEST:
-        raise RecursionError
-    if isinstance(value, torch.Tensor):
-        readable = value.layout is torch.strided and not value.is_meta and value.numel() == 1 and not value.is_complex()
-        return value.item() if readable else LEFT_OUT
-    if isinstance(value, float):  # numpy's are
-        return float(value)
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if isinstance(value, Counter):
-        value = sorted(value.items(), key=str)
-    if isinstance(value, list | tuple):
-        found = [_plain(inner, depth + 1, budget) for inner in value]
-        return [None if inner is LEFT_OUT else inner for inner in found]
-    if isinstance(value, Mapping):
-        kept = {k: _plain(v, depth + 1, budget) for k, v in value.items() if type(k) is str}
-        return {k: v for k, v in kept.items() if v is not LEFT_OUT}
-    return LEFT_OUT
-
-
-def _of_part(part: str, told: Any, now: Any) -> Changes:
-    """Of the optimiser or the schedule, either of which is a mapping or, where there is none, None."""
-    kinds = [[one.get("class"), one.get("inner")] if isinstance(one, dict) else None for one in (told, now)]
-    if kinds[0] != kinds[1] or now is None:
-        return [] if kinds[0] == kinds[1] else [(f"the {part}", *map(_kind, kinds))]  # type: ignore[list-item]
-    name = f" of {str(now['class']).rpartition('.')[2]}"
-    found = [(f"{what}{name}", old, new) for what, old, new in _differences(told.get("state"), now.get("state"), "")]
-    groups = told.get("groups")
-    if not isinstance(groups, list) or len(groups) != len(now["groups"]):
-        number = len(groups) if isinstance(groups, list) else None
-        return [*found, (f"the number of parameter groups{name}", number, len(now["groups"]))]
-    alike: dict[str, list[Any]] = {}
-    for place, pair in enumerate(zip(groups, now["groups"], strict=True), 1):
-        for change in _differences(*pair, ""):
-            alike.setdefault(repr(change), [change]).append(place)
-    for (what, old, new), *places in alike.values():
-        whose = "" if len(places) == len(groups) else f", parameter group {', '.join(map(str, places))}"
-        found.append((f"{what}{name}{whose}", old, new))
-    return found
-
-
-def _kind(kind: list[Any] | None) -> str:
-    if kind is None:
-        return "none"
-    return printable(kind[0]) + (f" of {', '.join(map(printable, kind[1]))}" if kind[1] and _is_list(kind[1]) else "")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _differences(told: Any, now: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Where both have a value and the two are not the same; another version may know more of them."""
-    if isinstance(told, dict) and isinstance(now, dict):
-        for key in (key for key in now if key in told):
-            yield from _differences(told[key], now[key], f"{path}.{key}" if path else key)
-    elif _is_list(told) and _is_list(now) and len(told) == len(now) and any(isinstance(one, dict) for one in now):
-        for number, pair in enumerate(zip(told, now, strict=True)):
-            yield from _differences(*pair, f"{path}[{number}]")
-    elif not same(told, now):
-        yield path, told, now
+def _shown(value: Any) -> str:
+    return printable(value)[:200]

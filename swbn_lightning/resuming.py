@@ -154,6 +154,8 @@ class LastCheckpoint(ModelCheckpoint):
         self._gradients = {}
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt) and self._last_checkpoint_saved:
+            rank_zero_info(f"Interrupted; go on from the last epoch with --ckpt_path {self._last_checkpoint_saved}")
         probing = trainer.sanity_checking or trainer.fast_dev_run  # type: ignore[attr-defined]
         if not isinstance(exception, SIGTERMException) or trainer.state.fn != "fit" or probing:
             return

@@ -63,8 +63,9 @@ class ReduceLROnPlateau(cli.ReduceLROnPlateau):
 class _ByShortNames(ABCMeta):
     """Has a parser find every schedule by its class name: torch and Lightning both have a ``ReduceLROnPlateau``."""
 
-    def __subclasses__(cls) -> list[type]:  # type: ignore[override]
-        found, left = [ReduceLROnPlateau], LRScheduler.__subclasses__()
+    def __subclasses__(cls) -> list[type]:
+        found: list[type] = [ReduceLROnPlateau]
+        left = list(LRScheduler.__subclasses__())
         while left:
             kind = left.pop()
             if not issubclass(kind, torch.optim.lr_scheduler.ReduceLROnPlateau):

@@ -18,8 +18,7 @@ from swbn_lightning.image_data import ImageDataModule
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.not_finite import any_process, first_not_finite, not_finite, state_of
-from swbn_lightning.resumable import ResumableModule
-from swbn_lightning.resumed_settings import optimizer_settings
+from swbn_lightning.resumed_settings import ResumableModule, optimizer_settings
 from swbn_lightning.runs import load_backbone
 from swbn_lightning.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
 from swbn_lightning.step_size import set_step_size

@@ -79,9 +79,6 @@ class ResumableLoader(StayingLoader):
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        for key in ("epoch", "batches"):  # a checkpoint may be anybody's
-            if not isinstance(state, dict) or type(state.get(key)) is not int or state[key] < 0:
-                raise InputError(f"the checkpoint's state of a data loader is none: its {key} is no count.")
         self._loaded = dict(state)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

@@ -188,7 +188,7 @@ class WhitenessMonitor(pl.Callback):
             self._maps.setdefault(name, {})["before" if epoch < 0 else "after"] = found
         for name, layer in measured.items():
             if layer.few_samples:
-                self._warn_once(name, "few_samples", _few_samples(name, layer))
+                self._warn_once(name, "small_sample", _few_samples(name, layer))
         step = trainer.global_step
         means = {measure: _mean(measured, measure) for measure in MEASURES}
         self.history.append({"epoch": epoch, "step": step, **means})

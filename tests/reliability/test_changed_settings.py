@@ -72,41 +72,39 @@ def in_turn(gamma, kind=S.ExponentialLR):
 
 
 CHANGES = {
-    "lr": ({}, {"optimizer": sgd(lr=0.5)}, "lr of SGD was 0.01 and is now 0.5"),
-    "momentum": ({}, {"optimizer": sgd(momentum=0.5)}, "momentum of SGD was 0.9 and is now 0.5"),
+    "lr": ({}, {"optimizer": sgd(lr=0.5)}, "optimizer.lr was 0.01 and is now 0.5"),
+    "momentum": ({}, {"optimizer": sgd(momentum=0.5)}, "optimizer.momentum was 0.9 and is now 0.5"),
     "optimiser": (
-        {}, {"optimizer": torch.optim.Adam}, "the optimiser was torch.optim.sgd.SGD and is now torch.optim.adam.Adam"
+        {}, {"optimizer": torch.optim.Adam}, "optimizer was torch.optim.sgd.SGD and is now torch.optim.adam.Adam"
     ),
-    "T_max": ({"schedule": cosine(10)}, {"schedule": cosine(20)}, "T_max of CosineAnnealingLR was 10 and is now 20"),
+    "T_max": ({"schedule": cosine(10)}, {"schedule": cosine(20)}, "lr_scheduler.T_max was 10 and is now 20"),
     "schedule": (
         {"schedule": cosine(10)}, {"schedule": lambda o: S.ExponentialLR(o, 0.9)}, r"CosineAnnealingLR and is now .*Exp"
     ),
-    "schedule added": ({}, {"schedule": cosine(10)}, "the schedule was none and is now torch.*CosineAnnealingLR"),
-    "schedule removed": ({"schedule": cosine(10)}, {"schedule": None}, "schedule was .*Cosine.* and is now none"),
+    "schedule added": ({}, {"schedule": cosine(10)}, "lr_scheduler was none and is now torch.*CosineAnnealingLR"),
+    "schedule removed": ({"schedule": cosine(10)}, {"schedule": None}, "lr_scheduler was .*Cosine.* and is now none"),
     "milestones": (
         {"schedule": lambda o: S.MultiStepLR(o, [1, 4])}, {"schedule": lambda o: S.MultiStepLR(o, [1, 5])},
-        "milestones of MultiStepLR was .*4, 1.* and is now .*5, 1",
+        r"milestones was \[1, 4\] and is now \[1, 5\]",
     ),
     "plateau": (
         {"schedule": S.ReduceLROnPlateau}, {"schedule": lambda o: S.ReduceLROnPlateau(o, patience=3)},
-        "patience of ReduceLROnPlateau was 10 and is now 3",
+        "lr_scheduler.patience was 10 and is now 3",
     ),
     "the top, which is in the groups only": (
         {"schedule": lambda o: S.OneCycleLR(o, 0.4, total_steps=60, div_factor=8)},
-        {"schedule": lambda o: S.OneCycleLR(o, 0.2, total_steps=60, div_factor=4)},
-        "max_lr of OneCycleLR was 0.4 and is now 0.2",
+        {"schedule": lambda o: S.OneCycleLR(o, 0.2, total_steps=60, div_factor=4)}, "max_lr was 0.4 and is now 0.2",
     ),
     "our rates": (
         {"schedule": lambda o: PiecewiseConstantLR(o, [2], [0.1])},
-        {"schedule": lambda o: PiecewiseConstantLR(o, [2], [0.2])}, r"rates of PiecewiseConstantLR was \[0.1\] and .*2",
+        {"schedule": lambda o: PiecewiseConstantLR(o, [2], [0.2])}, r"lr_scheduler.rates was \[0.1\] and .*2",
     ),
-    "an inner schedule": ({"schedule": in_turn(0.9)}, {"schedule": in_turn(0.8)}, r"gamma of SequentialLR was 0.9"),
+    "an inner schedule": ({"schedule": in_turn(0.9)}, {"schedule": in_turn(0.8)}, r"gamma was 0.9"),
     "an inner class": (
-        {"schedule": in_turn(0.9)}, {"schedule": in_turn(2, S.PolynomialLR)},
-        "SequentialLR of .*ExponentialLR and is now .*PolynomialLR",
+        {"schedule": in_turn(0.9)}, {"schedule": in_turn(2, S.PolynomialLR)}, ".*ExponentialLR and .*PolynomialLR"
     ),
     "a rate that is a tensor": (
-        {"optimizer": sgd(lr=torch.tensor(0.01))}, {"optimizer": sgd(lr=torch.tensor(0.02))}, "lr of SGD was 0.0"
+        {"optimizer": sgd(lr=torch.tensor(0.01))}, {"optimizer": sgd(lr=torch.tensor(0.02))}, "optimizer.lr was 0.0"
     ),
 }  # fmt: skip
 
@@ -127,7 +125,7 @@ def test_another_setting_is_refused_by_name(change, warmup_steps, tmp_path):
 
 def test_every_changed_setting_is_named(tmp_path):
     path = saved(tmp_path, schedule=cosine(10))
-    with pytest.raises(InputError, match=r"lr of SGD was .*; momentum of SGD was .*; T_max of .* Give the old values"):
+    with pytest.raises(InputError, match=r"optimizer.lr was .*; optimizer.momentum was .*; lr_scheduler.T_max was"):
         train(3, sgd(0.5, 0.1), cosine(20), path)
 
 
@@ -139,11 +137,9 @@ def test_one_group_of_several(tmp_path):
 
     path = saved(tmp_path, optimizer=groups(0.1, 0.2))
     assert train(3, groups(0.1, 0.2), resume=path).global_step == 9
-    with pytest.raises(InputError, match="lr of SGD, parameter group 2 was 0.2 and is now 0.3"):
+    with pytest.raises(InputError, match="optimizer.2.lr was 0.2 and is now 0.3"):
         train(3, groups(0.1, 0.3), resume=path)
-    with pytest.raises(InputError, match="lr of SGD was 0.1 and is now 0.3"):
-        train(3, groups(0.3, 0.3), resume=saved(tmp_path, optimizer=groups(0.1, 0.1)))
-    with pytest.raises(InputError, match="number of parameter groups of SGD was 2 and is now 1"):
+    with pytest.raises(InputError, match="groups was 2 and is now 1"):
         train(3, resume=path)
 
 
@@ -202,7 +198,7 @@ def test_a_strategy_that_loads_late(changed, tmp_path):
         return trainer.global_step
 
     if changed:
-        with pytest.raises(InputError, match="lr of SGD was 0.01 and is now 0.5"):
+        with pytest.raises(InputError, match="optimizer.lr was 0.01 and is now 0.5"):
             go_on(sgd(0.5))
         with pytest.raises(InputError, match="patience of EarlyStopping was 9 and is now 2"):
             go_on(sgd(), 2)
@@ -223,43 +219,6 @@ def test_patience(tmp_path):
     assert train(3, resume=path, callbacks=[EarlyStopping("val/loss", 0.5, patience=9)]).global_step == 9
 
 
-class Cooling(pl.Callback):
-    """One that changes, as it goes, what it was made with."""
-
-    def __init__(self, heat=1.0):
-        self.heat = heat
-
-    def on_train_batch_end(self, *args):
-        self.heat /= 2
-
-    def state_dict(self):
-        return {"heat": self.heat}
-
-    def load_state_dict(self, state):
-        self.heat = state["heat"]
-
-
-def test_a_callback_that_changes_its_own_value_goes_on(tmp_path):
-    path, cooling = saved(tmp_path, callbacks=[Cooling()]), Cooling()
-    train(3, resume=path, callbacks=[cooling]).save_checkpoint(tmp_path / "b.ckpt")
-    assert cooling.heat == 2**-9
-    train(4, resume=tmp_path / "b.ckpt", callbacks=[Cooling()])
-    with pytest.raises(InputError, match="heat of Cooling was 1.0 and is now 4.0"):
-        train(3, resume=tmp_path / "b.ckpt", callbacks=[Cooling(4.0)])
-
-
-def test_the_loss_scaler(tmp_path):
-    def half(interval):
-        scaler = torch.amp.GradScaler("cpu", growth_interval=interval)
-        return [pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)]
-
-    path = saved(tmp_path, plugins=half(100))
-    assert "MixedPrecision" in torch.load(path, weights_only=True)
-    assert train(3, resume=path, plugins=half(100)).global_step == 9
-    with pytest.raises(InputError, match="growth_interval of GradScaler was 100 and is now 7"):
-        train(3, resume=path, plugins=half(7))
-
-
 def test_an_evaluation_needs_none_of_it(tmp_path):
     path = saved(tmp_path)
     module = Tiny(backbone="mlp", backbone_args={"hidden": [2]}, optimizer=sgd(0.5))
@@ -274,39 +233,22 @@ def change(path, edit):
     return path
 
 
-ODD = [
-    5, "x", [], {}, {"optimizer": 5, "schedule": 5}, {"optimizer": None, "schedule": None, "callbacks": 5},
-    {"optimizer": {"class": "torch.optim.sgd.SGD", "inner": None, "groups": []}, "schedule": "x"},
-]  # fmt: skip
-
-
-def in_itself():
-    value = {"optimizer": {}}
-    value["optimizer"]["groups"] = value
-    return value
-
-
-@pytest.mark.parametrize("odd", [None, *ODD, in_itself()])
+@pytest.mark.parametrize("odd", [None, 5, [], {"optimizer": [5]}, {7: "x"}])
 def test_settings_that_are_none_are_not_held(odd, tmp_path):
     """As those of an older version: said, and the state goes on as it is."""
     path = saved(tmp_path)
     change(path, lambda content: content.update({KEY: odd}) if odd is not None else content.pop(KEY))
     warned = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("swbn_lightning.resumable.rank_zero_warn", warned.append)
+        patch.setattr("swbn_lightning.resumed_settings.rank_zero_warn", warned.append)
         trainer = train(3, sgd(0.5), resume=path)
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.01
     assert "a.ckpt does not say with which settings" in warned[0]
 
 
-@pytest.mark.parametrize("odd", [
-    {"class": 5}, {"class": "\x1b[2Jevil"}, {"class": "torch.optim.sgd.SGD", "groups": 5},
-    {"class": "torch.optim.sgd.SGD", "groups": [{"lr": "\x1b[2J" * 900}]},
-    {"class": "torch.optim.sgd.SGD", "groups": [{"lr": [[0]] * 900}]},
-    {"class": "torch.optim.sgd.SGD", "groups": [{"lr": torch.ones(1, device="meta")}, 7]},
-])  # fmt: skip
+@pytest.mark.parametrize("odd", ["\x1b[2Jevil", "\x1b[2J" * 900, True, 10**300])
 def test_odd_settings_are_shown_shortly_and_act_on_nothing(odd, tmp_path):
-    path = change(saved(tmp_path), lambda content: content[KEY].update(optimizer=odd))
+    path = change(saved(tmp_path), lambda content: content[KEY].update({"optimizer.lr": odd}))
     with pytest.raises(InputError) as told:
         train(3, resume=path)
     assert str(told.value).isprintable() and len(str(told.value)) < 1000
@@ -317,6 +259,6 @@ def test_the_command(trained, tmp_path, capsys):
     given = ["fit", *arguments, f"--run.root={tmp_path}", "--trainer.max_epochs=2", "--ckpt_path", str(last)]
     with pytest.raises(SystemExit) as stopped:
         main([*given, "--model.optimizer=SGD", "--model.optimizer.lr=0.5"])
-    assert stopped.value.code == 2 and "lr of SGD was" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "optimizer.lr was" in capsys.readouterr().err
     main(given)  # for one epoch more
-    assert list(tmp_path.glob("quickstart/version_1/checkpoints/last.ckpt"))
+    assert list(tmp_path.glob("quickstart/version_0/checkpoints/last.ckpt"))  # the refused one left no folder
