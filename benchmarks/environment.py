@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from swbn_lightning.environment import environment
+from swbn_lightning.training.callbacks.environment_file import environment
 
 __all__ = ["as_line", "environment", "environment_line"]
 
 
 def environment_line(*packages: str) -> str:
-    """:func:`~swbn_lightning.environment.environment` as one line under a table."""
+    """:func:`~swbn_lightning.training.callbacks.environment_file.environment` as one line under a table."""
     return as_line(environment(*packages))
 
 
 def as_line(found: dict[str, Any]) -> str:
-    """What :func:`~swbn_lightning.environment.environment` found, here or elsewhere, as one line."""
+    """What :func:`~swbn_lightning.training.callbacks.environment_file.environment` found, here or elsewhere, as one line."""
     return ", ".join(f"{key} {value}" for key, value in found.items())

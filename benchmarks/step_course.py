@@ -29,9 +29,9 @@ from classification import CIFAR10DataModule, CIFAR100DataModule, ImageClassifie
 from classification.datamodules import ClassificationDataModule
 from swbn_lightning import WhitenessMonitor
 from swbn_lightning.errors import InputError
-from swbn_lightning.intervals import Interval, corrected, mean_interval, paired_difference
+from swbn_lightning.runs.intervals import Interval, corrected, mean_interval, paired_difference
 from swbn_lightning.step_course import COURSES, StepSizeCourse, WhitenedStart
-from swbn_lightning.step_size import BUDGETS, LARGEST
+from swbn_lightning.training.step_size import BUDGETS, LARGEST
 
 DATA: dict[str, Callable[..., ClassificationDataModule]] = {
     "CIFAR10": functools.partial(CIFAR10DataModule, crop_padding=4, flip=True),

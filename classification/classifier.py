@@ -10,8 +10,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from classification.datamodules import ClassificationDataModule, LabelledBatch
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.intervals import half_width
-from swbn_lightning.training import TrainingModule
+from swbn_lightning.runs.intervals import half_width
+from swbn_lightning.training.module import TrainingModule
 
 
 class ImageClassifier(TrainingModule):
@@ -24,7 +24,7 @@ class ImageClassifier(TrainingModule):
         num_classes: outputs of the linear layer; must be the data's.
         label_smoothing: share of the target spread over all classes, in [0, 1); 0 as in the paper, which uses no
             regularisation (section 4.1).
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.TrainingModule`.
+        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
 
     Raises:
         InputError: a number out of range; data with another number of classes.

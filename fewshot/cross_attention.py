@@ -11,8 +11,8 @@ from fewshot.module import EpisodicModule, query_targets
 from swbn_lightning.backbones import Backbone
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import NormFactory
-from swbn_lightning.step_size import set_step_size
-from swbn_lightning.training import without_auto
+from swbn_lightning.training.step_size import set_step_size
+from swbn_lightning.training.module import without_auto
 
 # The episodic loss's share in the public code: loss = global + 0.5 * episodic.
 _EPISODIC_WEIGHT = 0.5
@@ -40,7 +40,7 @@ class CrossAttentionNetwork(EpisodicModule):
             one is tested either way.
         image_size: side of the images in pixels, to make the head without the data.
         num_classes: training classes, to make the classifier without the data.
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.TrainingModule`.
+        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
 
     Raises:
         InputError: as the head; data or a checkpoint with maps of another size or another number of training classes.

@@ -20,7 +20,7 @@ from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
 from swbn_lightning.data.images import take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
+from swbn_lightning.data.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
 
 
 @dataclass(frozen=True)

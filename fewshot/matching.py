@@ -15,7 +15,7 @@ class MatchingNetwork(EpisodicModule):
         full_context: embed each image in the light of the whole support set
             (:class:`~fewshot.heads.matching.FullContext`).
         context_steps: reading steps of full context embeddings.
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.TrainingModule`.
+        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
     def __init__(

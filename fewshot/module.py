@@ -12,8 +12,8 @@ from fewshot.evaluation import EpisodeResult, episode_result, evaluate_episodes,
 from fewshot.learn2learn import Learn2LearnDataModule, TaskBatch
 from fewshot.saving import episodes_identity
 from swbn_lightning.errors import InputError
-from swbn_lightning.image_data import ImageBatch
-from swbn_lightning.training import TrainingModule, check_running_statistics, norm_by_batch
+from swbn_lightning.data.image_data import ImageBatch
+from swbn_lightning.training.module import TrainingModule, check_running_statistics, norm_by_batch
 
 # What Lightning's sanity check and fast_dev_run evaluate at most: whether it works, not how well.
 _PROBE_EPISODES = 20
@@ -33,7 +33,7 @@ class EpisodicModule(TrainingModule):
     ``<split>/accuracy_ci95`` (fractions; half-width of the 95% interval over episodes), and ``<split>/loss``.
 
     Args:
-        kwargs: as :class:`~swbn_lightning.training.TrainingModule`.
+        kwargs: as :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -18,8 +18,8 @@ from swbn_lightning.data.decode import read_images
 from swbn_lightning.data.files import require_regular
 from swbn_lightning.data.folders import image_files, load_class_folders
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import printable
-from swbn_lightning.screen import table_console
+from swbn_lightning.files.reading import printable
+from swbn_lightning.files.screen import table_console
 
 PREDICTIONS_FILE = "predictions.csv"
 

@@ -14,7 +14,7 @@ class PrototypicalNetwork(EpisodicModule):
         scale: factor of the logits; None for the metric's usual one (:class:`~fewshot.heads.PrototypicalHead`).
         average_channels: divide the squared distance by the number of channels.
         learn_scale: learn the scale.
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.TrainingModule`.
+        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
     def __init__(

@@ -137,7 +137,7 @@ def tiny_mnist(tmp_path_factory) -> Path:
 def trained(tmp_path_factory):
     """The last checkpoint of a training of one step, and the command's arguments for it."""
     from cli import main
-    from swbn_lightning.runs import find_checkpoint
+    from swbn_lightning.runs.checkpoints import find_checkpoint
 
     root = tmp_path_factory.mktemp("runs")
     arguments = [

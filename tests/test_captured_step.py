@@ -16,7 +16,7 @@ from torch import nn
 from classification import GlyphDataModule, ImageClassifier
 from swbn_lightning import NormFactory, SWBN2d, captured_step, training
 from swbn_lightning.backbones import Backbone
-from swbn_lightning.captured_step import CapturedStep
+from swbn_lightning.training.captured_step import CapturedStep
 
 GPU = torch.cuda.is_available()
 STEPS = 20

@@ -16,7 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cli import main
-from swbn_lightning.runs import find_checkpoint
+from swbn_lightning.runs.checkpoints import find_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
 # Those of the paper need other data (tests/classification, tests/fewshot), those of scaling more machines.
@@ -238,7 +238,7 @@ class Hours(pl.Callback):
 
 def test_an_epochs_time_is_that_of_its_training(run, monkeypatch):
     _, arguments = run
-    monkeypatch.setattr("swbn_lightning.report.time", SimpleNamespace(perf_counter=lambda: Hours.now))
+    monkeypatch.setattr("swbn_lightning.training.callbacks.result_table.time", SimpleNamespace(perf_counter=lambda: Hours.now))
     often = [
         "--trainer.val_check_interval=2",
         "--trainer.max_epochs=1",

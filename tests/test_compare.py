@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cli import main
-from swbn_lightning.compare import compare
+from swbn_lightning.runs.compare import compare
 from swbn_lightning.errors import InputError
 
 MADE = itertools.count(10)  # what is made later ended later

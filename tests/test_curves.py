@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from swbn_lightning.curves import (
+from swbn_lightning.runs.curves import (
     Accuracy,
     Group,
     accuracy_csv,

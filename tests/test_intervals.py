@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.intervals import (
+from swbn_lightning.runs.intervals import (
     corrected,
     half_width,
     mean_interval,

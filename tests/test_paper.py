@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.paper import find_paper_figure, paper_figures
+from swbn_lightning.runs.paper import find_paper_figure, paper_figures
 from tests.conftest import REAL_DATA
 
 SOURCE = REAL_DATA.parent / "paper" / "swbn-cvpr2021.tex"

@@ -9,7 +9,7 @@ from torch import nn
 
 from classification import GlyphDataModule, ImageClassifier
 from swbn_lightning import SWBN1d
-from swbn_lightning.step_size import auto_step_size
+from swbn_lightning.training.step_size import auto_step_size
 
 
 def model(**options):

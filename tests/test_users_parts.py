@@ -16,7 +16,7 @@ import yaml
 from pytorch_lightning.loggers import Logger
 
 from cli import main
-from swbn_lightning.schedules import Schedule
+from swbn_lightning.training.schedules import Schedule
 from swbn_lightning.whiteness import WhitenessMonitor
 from tests.conftest import REPOSITORY
 

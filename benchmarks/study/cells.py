@@ -15,7 +15,7 @@ import fewshot
 from benchmarks.variants import Variant
 from fewshot.module import EpisodicModule
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import read_yaml
+from swbn_lightning.files.reading import read_yaml
 
 # What the paper's tables call them (paper_results.csv).
 METHODS = {"MatchingNetwork": "MN", "PrototypicalNetwork": "PN", "CrossAttentionNetwork": "CAN"}

@@ -17,9 +17,9 @@ import torch
 from benchmarks.environment import environment
 from benchmarks.study.cells import Cell, Test
 from swbn_lightning.errors import InputError
-from swbn_lightning.report_page.folders import METRICS_FILE, read_metrics
-from swbn_lightning.run_files import has_file, read_json, read_yaml
-from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE, find_checkpoint, run_versions, write_whole
+from swbn_lightning.runs.page.folders import METRICS_FILE, read_metrics
+from swbn_lightning.files.reading import has_file, read_json, read_yaml
+from swbn_lightning.runs.checkpoints import CONFIG_FILE, RESULTS_FILE, find_checkpoint, run_versions, write_whole
 
 CLI = Path(__file__).parents[2] / "cli.py"
 OUTPUT_FILE = "output.txt"  # what the commands of a cell printed

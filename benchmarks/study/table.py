@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.study.observations import Observation
-from swbn_lightning.intervals import (
+from swbn_lightning.runs.intervals import (
     CONFIDENCE,
     Interval,
     corrected,

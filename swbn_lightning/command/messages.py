@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import printable
+from swbn_lightning.files.reading import printable
 
 # Said about data that lie in memory and about runs that are short on purpose.
 _NOISE = (

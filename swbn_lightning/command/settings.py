@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 
 from swbn_lightning.command.parts import as_list
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import read_yaml
+from swbn_lightning.files.reading import read_yaml
 
 _NORMS = {"norm": "norm_args", "fusion_norm": "fusion_norm_args"}  # arguments of models
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.data.decode import read_images
-from swbn_lightning.run_files import printable
-from swbn_lightning.runs import replacing
+from swbn_lightning.files.reading import printable
+from swbn_lightning.runs.checkpoints import replacing
 
 CACHE_FOLDER = ".swbn_cache"
 """Below a data set's root, unless another folder is named."""

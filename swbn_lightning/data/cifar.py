@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swbn_lightning.data.arrays import as_array, text_from
 from swbn_lightning.errors import InputError
-from swbn_lightning.safe_pickle import load_pickle
+from swbn_lightning.data.safe_pickle import load_pickle
 
 CIFAR10_BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 CIFAR10_FILES = (*CIFAR10_BATCHES["train"], *CIFAR10_BATCHES["test"], "batches.meta")

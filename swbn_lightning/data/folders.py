@@ -8,7 +8,7 @@ from pathlib import Path
 from swbn_lightning.data.images import ImageSet
 from swbn_lightning.data.listing import ImageListing, load_listing
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import printable
+from swbn_lightning.files.reading import printable
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 """Whose formats :data:`~swbn_lightning.data.decode.FORMATS` are."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import csv_rows, reading, whole
-from swbn_lightning.runs import write_whole
+from swbn_lightning.files.reading import csv_rows, reading, whole
+from swbn_lightning.runs.checkpoints import write_whole
 from swbn_lightning.whiteness.measures import MEASURES, correlation_distance
 from swbn_lightning.whiteness.moments import FeatureMoments
 

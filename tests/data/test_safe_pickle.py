@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from swbn_lightning.safe_pickle import load_pickle
+from swbn_lightning.data.safe_pickle import load_pickle
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))

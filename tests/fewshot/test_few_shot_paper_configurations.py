@@ -11,8 +11,8 @@ from benchmarks.study.observations import _paper_figure
 from cli import main
 from fewshot.datasets import registry
 from swbn_lightning.data import ImageSet
-from swbn_lightning.paper import paper_figures
-from swbn_lightning.schedules import PiecewiseConstantLR
+from swbn_lightning.runs.paper import paper_figures
+from swbn_lightning.training.schedules import PiecewiseConstantLR
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"
 TABLE = sorted((PAPER / "few_shot").glob("*.yaml"))

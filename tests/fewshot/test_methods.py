@@ -22,12 +22,12 @@ from fewshot import (
 )
 from fewshot.cross_attention import map_positions
 from fewshot.datasets import registry
-from swbn_lightning.averaging import UpdateNorms
+from swbn_lightning.training.callbacks.update_norms import UpdateNorms
 from swbn_lightning.backbones import Backbone, build_backbone
 from swbn_lightning.backbones import registry as backbones
 from swbn_lightning.backbones.base import conv
 from swbn_lightning.data import ImageSet
-from swbn_lightning.runs import load_backbone
+from swbn_lightning.runs.checkpoints import load_backbone
 from tests.fewshot.cross_attention_reference import literal, literal_losses
 
 CHANNELS = 12

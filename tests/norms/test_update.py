@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from swbn_lightning import NormFactory, SWBN1d, freeze_norms, unfreeze_norms, update_norms
-from swbn_lightning.averaging import UpdateNorms
+from swbn_lightning.training.callbacks.update_norms import UpdateNorms
 from tests.norms.networks import lived, same_state
 from tests.norms.reference import ReferenceSWBN
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from tests.reliability.tiny_runs import Kill, classification, fit
 
 BIG = {"state_dict": {"weight": torch.arange(100_000.0)}}

@@ -11,11 +11,11 @@ from torch.optim import lr_scheduler as torch_schedules
 from torch.utils.data import DataLoader
 
 from cli import main
-from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.errors import InputError
-from swbn_lightning.resuming import RandomStreams
-from swbn_lightning.schedules import PiecewiseConstantLR
-from swbn_lightning.training import TrainingModule
+from swbn_lightning.training.callbacks.resuming import RandomStreams
+from swbn_lightning.training.schedules import PiecewiseConstantLR
+from swbn_lightning.training.module import TrainingModule
 from tests.reliability.tiny_runs import QUIET
 
 S = torch_schedules
@@ -240,7 +240,7 @@ def test_settings_that_are_none_are_not_held(odd, tmp_path):
     change(path, lambda content: content.update({KEY: odd}) if odd is not None else content.pop(KEY))
     warned = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("swbn_lightning.resumed_settings.rank_zero_warn", warned.append)
+        patch.setattr("swbn_lightning.training.resumed_settings.rank_zero_warn", warned.append)
         trainer = train(3, sgd(0.5), resume=path)
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.01
     assert "a.ckpt does not say with which settings" in warned[0]

@@ -12,8 +12,8 @@ import pytorch_lightning as pl
 import torch
 
 from cli import main
-from swbn_lightning.checkpoint_io import WholeCheckpointIO
-from swbn_lightning.runs import find_checkpoint, load_backbone
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.runs.checkpoints import find_checkpoint, load_backbone
 from tests.reliability.killed import BIG
 from tests.reliability.tiny_runs import QUIET, classification, fit, signals_of
 

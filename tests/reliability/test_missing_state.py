@@ -51,7 +51,7 @@ def test_what_begins_anew_is_said(part, how, tmp_path):
     def go_on(path):
         said = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("swbn_lightning.resumed_settings.rank_zero_warn", said.append)
+            patch.setattr("swbn_lightning.training.resumed_settings.rank_zero_warn", said.append)
             train(3, resume=path, callbacks=[EarlyStopping("val/loss", patience=9)])
         return said
 

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from swbn_lightning.finite import StopOnNonFinite
+from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from tests.reliability.tiny_runs import classification, fit
 
 

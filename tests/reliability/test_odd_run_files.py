@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.study.__main__ import Study
 from cli import main
-from swbn_lightning.compare import compare
+from swbn_lightning.runs.compare import compare
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import csv_rows, finite, flatten, folders_with, printable, read_json, read_yaml
+from swbn_lightning.files.reading import csv_rows, finite, flatten, folders_with, printable, read_json, read_yaml
 from tests.report.made_runs import make_fit, make_test
 from tests.report.page_reader import report
 from tests.study.tiny import GLYPHS, cells_of
@@ -24,7 +24,7 @@ ONE_TEST = "test, 5-way 1-shot, %"
 
 @pytest.fixture(autouse=True)
 def _quick_pictures(monkeypatch):
-    monkeypatch.setattr("swbn_lightning.report_page.html.to_png", lambda figure: b"")
+    monkeypatch.setattr("swbn_lightning.runs.page.html.to_png", lambda figure: b"")
 
 
 def change(file, **values):
@@ -303,7 +303,7 @@ def test_folders_that_lead_into_themselves_and_far_down(tmp_path):
 
 
 def test_more_files_than_are_looked_through(tmp_path, monkeypatch):
-    monkeypatch.setattr("swbn_lightning.run_files._MOST_ENTRIES", 20)
+    monkeypatch.setattr("swbn_lightning.files.reading._MOST_ENTRIES", 20)
     for number in range(25):
         (tmp_path / f"{number}.txt").write_text("")
     with pytest.raises(InputError, match="holds more than 2000 runs or 20 files; give folders below it"):
@@ -316,7 +316,7 @@ def test_numbers_that_are_none():
 
 
 def test_rows_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("swbn_lightning.run_files._MOST_ROWS", 3)
+    monkeypatch.setattr("swbn_lightning.files.reading._MOST_ROWS", 3)
     (tmp_path / "a.csv").write_text("x\n1\n2\n3\n")
     assert [row["x"] for _, row in csv_rows(tmp_path / "a.csv")] == ["1", "2", "3"]
     (tmp_path / "a.csv").write_text("x\n1\n2\n3\n4\n")

@@ -11,8 +11,8 @@ import pytest
 from rich.text import Text
 
 from cli import main
-from swbn_lightning.report import result_table
-from swbn_lightning.screen import forgiving_screen, table_console
+from swbn_lightning.training.callbacks.result_table import result_table
+from swbn_lightning.files.screen import forgiving_screen, table_console
 from tests.conftest import REPOSITORY
 
 
@@ -57,7 +57,7 @@ def test_files_come_before_the_screen_where_it_is_python_that_runs(trained, tmp_
     """Without the command, and so without its screen."""
     monkeypatch.setattr("cli.forgiving_screen", lambda: forgiving_screen_that_is_none())
     with monkeypatch.context() as patch:
-        patch.setattr("swbn_lightning.report.table_console", lambda: pytest.fail("the screen"))
+        patch.setattr("swbn_lightning.training.callbacks.result_table.table_console", lambda: pytest.fail("the screen"))
         with pytest.raises(pytest.fail.Exception, match="the screen"):
             main(["test", *trained[1], f"--run.root={tmp_path}", "--ckpt_path", str(trained[0])])
     assert (tmp_path / "quickstart" / "version_0" / "results.json").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from swbn_lightning.compare import compare
+from swbn_lightning.runs.compare import compare
 from swbn_lightning.errors import InputError
 from tests.reliability.test_odd_run_files import DAY, ONE_TEST, change, make_tested
 from tests.report.made_runs import make_fit
@@ -19,7 +19,7 @@ from tests.test_compare import episodes, saved
 
 @pytest.fixture(autouse=True)
 def _quick_pictures(monkeypatch):
-    monkeypatch.setattr("swbn_lightning.report_page.html.to_png", lambda figure: b"")
+    monkeypatch.setattr("swbn_lightning.runs.page.html.to_png", lambda figure: b"")
 
 
 def trained(folder, day, norm="bn", seed=0):

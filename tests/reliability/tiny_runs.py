@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from classification import ImageClassifier, MNISTDataModule
 from fewshot import EpisodicDataModule, PrototypicalNetwork
 from fewshot.datamodule import EpisodeSettings
-from swbn_lightning.checkpoint_io import WholeCheckpointIO
-from swbn_lightning.resuming import LastCheckpoint, RandomStreams
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.training.callbacks.resuming import LastCheckpoint, RandomStreams
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
 

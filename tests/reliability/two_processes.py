@@ -11,12 +11,12 @@ import torch
 from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from swbn_lightning.checkpoint_io import WholeCheckpointIO
-from swbn_lightning.finite import StopOnNonFinite
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.ranks import CheckRanksAgree
-from swbn_lightning.resuming import LastCheckpoint, RandomStreams
-from swbn_lightning.stopping import StopTogether
+from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree
+from swbn_lightning.training.callbacks.resuming import LastCheckpoint, RandomStreams
+from swbn_lightning.training.callbacks.stop_together import StopTogether
 from tests.reliability.tiny_runs import QUIET, Kill, classification, few_shot, fit
 
 # Classification with each: ours, and one that is free of batch statistics. (Few-shot has swbn-kl.)

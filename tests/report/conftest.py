@@ -12,7 +12,7 @@ def quick_pictures(request, monkeypatch):
     if "drawn" not in request.fixturenames:
         pixel = io.BytesIO()
         Image.new("RGB", (1, 1)).save(pixel, format="png")
-        monkeypatch.setattr("swbn_lightning.report_page.html.to_png", lambda figure: pixel.getvalue())
+        monkeypatch.setattr("swbn_lightning.runs.page.html.to_png", lambda figure: pixel.getvalue())
 
 
 @pytest.fixture

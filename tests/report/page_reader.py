@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from PIL import Image
 
-from swbn_lightning.report_page import write_report
+from swbn_lightning.runs.page import write_report
 
 VOID = {"meta", "img", "wbr"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swbn_lightning.report_page import write_report
+from swbn_lightning.runs.page import write_report
 from tests.report.made_runs import make_fit, make_test
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from swbn_lightning.curves import MOST_POINTS
-from swbn_lightning.report_page import page as page_module
-from swbn_lightning.report_page.folders import read_run
-from swbn_lightning.report_page.nested import differences
+from swbn_lightning.runs.curves import MOST_POINTS
+from swbn_lightning.runs.page import page as page_module
+from swbn_lightning.runs.page.folders import read_run
+from swbn_lightning.runs.page.nested import differences
 from tests.report.made_runs import LAYERS, make_fit, make_test
 from tests.report.page_reader import report
 
@@ -138,7 +138,7 @@ def test_a_long_log_is_drawn_by_some_of_its_points(tmp_path):
 
 
 def test_a_log_that_is_too_long_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("swbn_lightning.run_files._MOST_ROWS", 5)
+    monkeypatch.setattr("swbn_lightning.files.reading._MOST_ROWS", 5)
     assert "metrics.csv cannot be read (it has more than 5 rows)" in report(make_fit(tmp_path / "version_0")).text
     with (tmp_path / "version_0" / "metrics.csv").open("w") as file:
         file.truncate(1 << 30)

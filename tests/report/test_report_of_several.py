@@ -84,7 +84,7 @@ def test_tests_without_their_training_have_its_seed_or_none(tmp_path):
 def test_runs_with_long_names_that_are_alike_have_all_their_heatmaps(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "swbn_lightning.report_page.page.heatmap_pairs",
+        "swbn_lightning.runs.page.page.heatmap_pairs",
         lambda columns, signed: drawn.append(list(columns)) or heatmap_pairs(columns, signed),
     )
     names = [f"the_same_beginning/{norm}/the_same_ending" for norm in ("bn", "swbn")]

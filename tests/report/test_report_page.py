@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.report_page import write_report
-from swbn_lightning.report_page.folders import find_runs, read_run
+from swbn_lightning.runs.page import write_report
+from swbn_lightning.runs.page.folders import find_runs, read_run
 from tests.report.made_runs import LAYERS, config, make_fit, make_test
 from tests.report.page_reader import Page, report
 

@@ -65,7 +65,7 @@ def digest(array: np.ndarray) -> list:
 def described(loader: str, path: Path) -> dict:
     """What the loader made of the file: its arrays, and its names, which must be text that can be written."""
     from swbn_lightning.data import ImageSet, arrays, cifar
-    from swbn_lightning.safe_pickle import load_pickle
+    from swbn_lightning.data.safe_pickle import load_pickle
 
     found = {
         "cifar10": lambda: cifar.read_cifar10(path.parent, "test"),

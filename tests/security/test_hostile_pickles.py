@@ -8,7 +8,7 @@ import pytest
 
 from swbn_lightning.data.arrays import MAX_NAME, as_array, load_class_arrays, load_labelled_arrays
 from swbn_lightning.data.cifar import cifar10_class_names, read_cifar10
-from swbn_lightning.safe_pickle import load_pickle
+from swbn_lightning.data.safe_pickle import load_pickle
 from tests.security.pickle_child import Child
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cli import main
-from swbn_lightning.checkpoint_content import plain_content
-from swbn_lightning.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.runs.checkpoint_content import plain_content
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 
 
 class Hidden:

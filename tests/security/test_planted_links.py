@@ -23,9 +23,9 @@ from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
 from swbn_lightning.data.folders import list_class_folders
 from swbn_lightning.data.listing import ImageListing, load_listing
 from swbn_lightning.errors import InputError
-from swbn_lightning.report_page.page import write_report
-from swbn_lightning.run_files import read_json, read_yaml
-from swbn_lightning.runs import find_checkpoint, new_run_folder, run_versions, write_whole
+from swbn_lightning.runs.page.page import write_report
+from swbn_lightning.files.reading import read_json, read_yaml
+from swbn_lightning.runs.checkpoints import find_checkpoint, new_run_folder, run_versions, write_whole
 from swbn_lightning.whiteness.records import write_heatmap
 
 GLYPHS = Path(__file__).parents[2] / "configs" / "classification" / "glyphs.yaml"
@@ -69,10 +69,10 @@ def test_a_file_without_an_end_that_says_it_has_no_bytes(tmp_path, monkeypatch):
     path, real = tmp_path / "results.json", os.fstat
     path.write_bytes(b" " * (17 << 20))
     told = os.stat_result((stat.S_IFREG | 0o600, *[0] * 9))
-    monkeypatch.setattr("swbn_lightning.run_files.os.fstat", lambda file: told)
+    monkeypatch.setattr("swbn_lightning.files.reading.os.fstat", lambda file: told)
     with pytest.raises(InputError, match="it has more than 16 MiB"):
         read_json(path)
-    monkeypatch.setattr("swbn_lightning.run_files.os.fstat", real)
+    monkeypatch.setattr("swbn_lightning.files.reading.os.fstat", real)
 
 
 def test_a_study_names_no_folder_elsewhere(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmarks.study import runs as study_runs
 from benchmarks.study.__main__ import main
-from swbn_lightning.runs import find_checkpoint
+from swbn_lightning.runs.checkpoints import find_checkpoint
 from tests.study.tiny import CIFAR_FS, GLYPHS, TINY, TINY_FEW_SHOT
 
 

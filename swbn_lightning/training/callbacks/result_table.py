@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import printable, read_yaml
-from swbn_lightning.runs import (
+from swbn_lightning.files.reading import printable, read_yaml
+from swbn_lightning.runs.checkpoints import (
     CONFIG_FILE,
     TRAINING_FILE,
     best_checkpoint,
@@ -25,8 +25,8 @@ from swbn_lightning.runs import (
     write_results,
     write_whole,
 )
-from swbn_lightning.screen import table_console
-from swbn_lightning.training import TrainingModule
+from swbn_lightning.files.screen import table_console
+from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 from swbn_lightning.whiteness.kept import measurements
 
@@ -204,7 +204,7 @@ def result_table(rows: list[dict[str, Any]]) -> Table:
     """The table: what was evaluated, accuracy with its 95% interval, whiteness at the start and the end.
 
     Args:
-        rows: as :attr:`~swbn_lightning.training.TrainingModule.results`; with ``distance`` and ``rms``, each the
+        rows: as :attr:`~swbn_lightning.training.module.TrainingModule.results`; with ``distance`` and ``rms``, each the
             value at the start and at the end of training, where they are known.
     """
     table = Table()

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swbn_lightning.curves import MEASURES
-from swbn_lightning.environment import ENVIRONMENT_FILE
+from swbn_lightning.runs.curves import MEASURES
+from swbn_lightning.training.callbacks.environment_file import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import (
+from swbn_lightning.files.reading import (
     UnreadableFile,
     csv_rows,
     finite,
@@ -25,8 +25,8 @@ from swbn_lightning.run_files import (
     reading,
     whole,
 )
-from swbn_lightning.runs import CONFIG_FILE, RESULTS_FILE, TRAINING_FILE
-from swbn_lightning.saved_tests import when
+from swbn_lightning.runs.checkpoints import CONFIG_FILE, RESULTS_FILE, TRAINING_FILE
+from swbn_lightning.runs.saved_tests import when
 from swbn_lightning.whiteness.plots import STAGES
 from swbn_lightning.whiteness.records import MEAN, WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness
 
@@ -161,7 +161,7 @@ def read_metrics(path: Path, names: Collection[str] = _DRAWN) -> dict[str, dict[
 
     Args:
         path: of the file.
-        names: of the quantities; those of :data:`~swbn_lightning.curves.MEASURES`.
+        names: of the quantities; those of :data:`~swbn_lightning.runs.curves.MEASURES`.
 
     Raises:
         InputError: another file, or one that is too large.

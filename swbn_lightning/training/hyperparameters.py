@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytorch_lightning as pl
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs import find_checkpoint, read_checkpoint
+from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
 
 KEY = "hyper_parameters"
 MODEL_CLASS = "model_class"
@@ -85,14 +85,14 @@ class PlainModule(pl.LightningModule):
         """The model of a checkpoint, ready to be used in Python; nothing that the file names is imported or called.
 
         Args:
-            checkpoint_path: as :func:`~swbn_lightning.runs.find_checkpoint`.
+            checkpoint_path: as :func:`~swbn_lightning.runs.checkpoints.find_checkpoint`.
             map_location: device of the model; None for the CPU.
             strict: whether the checkpoint must hold all weights of the model, and no others.
             weights_only: as Lightning has it; here nothing else is to be had.
             arguments: of the constructor; they beat those that the checkpoint kept.
 
         Raises:
-            InputError: as :func:`~swbn_lightning.runs.find_checkpoint` and
+            InputError: as :func:`~swbn_lightning.runs.checkpoints.find_checkpoint` and
                 :func:`kept_hyperparameters`; ``weights_only=False``.
         """
         if not weights_only:

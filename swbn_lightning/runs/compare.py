@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.intervals import (
+from swbn_lightning.runs.intervals import (
     CONFIDENCE,
     Interval,
     corrected,
@@ -27,10 +27,10 @@ from swbn_lightning.intervals import (
     paired_difference,
     two_way_difference,
 )
-from swbn_lightning.run_files import printable
-from swbn_lightning.runs import csv_text, output_file, write_output
-from swbn_lightning.saved_tests import SavedTest, find_tests
-from swbn_lightning.screen import table_console
+from swbn_lightning.files.reading import printable
+from swbn_lightning.runs.checkpoints import csv_text, output_file, write_output
+from swbn_lightning.runs.saved_tests import SavedTest, find_tests
+from swbn_lightning.files.screen import table_console
 
 _NONE = "–"
 _Tests = dict[int | str, tuple[float, ...]]  # accuracies by a training's identity: its seed, if it has one

@@ -116,7 +116,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     Where a step of the optimiser takes several batches (``accumulate_grad_batches``) and not all of them have been,
     their gradients are kept as well; among several processes, whose gradients differ, nothing is written then
-    (:class:`~swbn_lightning.stopping.StopTogether` has them finish the step). What was stopped in the middle of a
+    (:class:`~swbn_lightning.training.callbacks.stop_together.StopTogether` has them finish the step). What was stopped in the middle of a
     validation makes the whole of it when it goes on.
     """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swbn_lightning.data.files import open_regular, shown_text
-from swbn_lightning.data_unpickler import DataUnpickler
+from swbn_lightning.data.unpickler import DataUnpickler
 from swbn_lightning.errors import InputError
 
 

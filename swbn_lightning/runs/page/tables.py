@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from swbn_lightning.intervals import mean_interval
-from swbn_lightning.report_page.folders import RunFolder
-from swbn_lightning.report_page.html import NONE, Html, Number, dotted, join, number, table, tag
-from swbn_lightning.report_page.nested import ABSENT, differences
-from swbn_lightning.report_page.trainings import (
+from swbn_lightning.runs.intervals import mean_interval
+from swbn_lightning.runs.page.folders import RunFolder
+from swbn_lightning.runs.page.html import NONE, Html, Number, dotted, join, number, table, tag
+from swbn_lightning.runs.page.nested import ABSENT, differences
+from swbn_lightning.runs.page.trainings import (
     Training,
     TrainingGroup,
     accuracies,
@@ -16,7 +16,7 @@ from swbn_lightning.report_page.trainings import (
     setting_names,
     setting_of,
 )
-from swbn_lightning.run_files import finite
+from swbn_lightning.files.reading import finite
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"

@@ -53,7 +53,7 @@ class StopTogether(pl.Callback):
     process that is the only one to get the signal leaves while the others wait for it. Here the handler takes a note.
     After each batch the processes reduce their notes on the CPU, in a group of their own, and read the outcome after
     the next one, so that nobody waits for it; then all end as one process does:
-    :class:`~swbn_lightning.resuming.LastCheckpoint` saves. (The data workers of a job that gets the signal as a whole
+    :class:`~swbn_lightning.training.callbacks.resuming.LastCheckpoint` saves. (The data workers of a job that gets the signal as a whole
     are the matter of :mod:`swbn_lightning.data.workers`.)
 
     A step of the optimiser that takes several batches is finished first, and so is a validation (whose batches may be

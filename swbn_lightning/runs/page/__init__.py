@@ -1,6 +1,6 @@
 """``swbn report``: one HTML page about one or several runs, which needs nothing but itself; docs/report.md."""
 
-from swbn_lightning.report_page.callback import ReportPage
-from swbn_lightning.report_page.page import write_report
+from swbn_lightning.runs.page.callback import ReportPage
+from swbn_lightning.runs.page.page import write_report
 
 __all__ = ["ReportPage", "write_report"]

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swbn_lightning.curves import (
+from swbn_lightning.runs.curves import (
     MEASURES,
     MOST_POINTS,
     UNITS,
@@ -16,10 +16,10 @@ from swbn_lightning.curves import (
     has_curves,
 )
 from swbn_lightning.errors import InputError
-from swbn_lightning.report_page import tables
-from swbn_lightning.report_page.folders import RunFolder, broken_studies, find_runs, read_run
-from swbn_lightning.report_page.html import Html, dotted, download, join, page, picture, tag
-from swbn_lightning.report_page.trainings import (
+from swbn_lightning.runs.page import tables
+from swbn_lightning.runs.page.folders import RunFolder, broken_studies, find_runs, read_run
+from swbn_lightning.runs.page.html import Html, dotted, download, join, page, picture, tag
+from swbn_lightning.runs.page.trainings import (
     Training,
     TrainingGroup,
     accuracies,
@@ -27,8 +27,8 @@ from swbn_lightning.report_page.trainings import (
     as_trainings,
     curve_groups,
 )
-from swbn_lightning.run_files import printable
-from swbn_lightning.runs import output_file, write_output
+from swbn_lightning.files.reading import printable
+from swbn_lightning.runs.checkpoints import output_file, write_output
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
@@ -43,7 +43,7 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
     """Write the page about runs.
 
     Args:
-        paths: run folders, or folders with such folders below (:func:`~swbn_lightning.report_page.folders.find_runs`).
+        paths: run folders, or folders with such folders below (:func:`~swbn_lightning.runs.page.folders.find_runs`).
         output: the file; by default ``report.html`` in the folder that was given or, of several, in the working
             directory.
 

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from swbn_lightning.backbones import Backbone, build_backbone
-from swbn_lightning.captured_step import CapturedStep, check_graph_can_be_captured
+from swbn_lightning.training.captured_step import CapturedStep, check_graph_can_be_captured
 from swbn_lightning.errors import InputError, unknown_name
-from swbn_lightning.image_data import ImageDataModule
+from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.not_finite import any_process, first_not_finite, not_finite, state_of
-from swbn_lightning.resumed_settings import ResumableModule, optimizer_settings
-from swbn_lightning.runs import load_backbone
-from swbn_lightning.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
-from swbn_lightning.step_size import set_step_size
+from swbn_lightning.training.not_finite import any_process, first_not_finite, not_finite, state_of
+from swbn_lightning.training.resumed_settings import ResumableModule, optimizer_settings
+from swbn_lightning.runs.checkpoints import load_backbone
+from swbn_lightning.training.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
+from swbn_lightning.training.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
 AUTO = "auto"
@@ -51,10 +51,10 @@ class TrainingModule(ResumableModule):
             the experiments that the paper repeats.
         compile: run the backbone through ``torch.compile``.
         cuda_graph: capture forward, backward and optimiser step once and replay them
-            (:class:`~swbn_lightning.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
+            (:class:`~swbn_lightning.training.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
             by launching kernels. Schedules, metrics and augmentation go on outside.
         backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
-            (:func:`~swbn_lightning.runs.load_backbone`). It is read once, here; a checkpoint of this model holds the
+            (:func:`~swbn_lightning.runs.checkpoints.load_backbone`). It is read once, here; a checkpoint of this model holds the
             weights and needs the file no more.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from swbn_lightning.runs import write_whole
+from swbn_lightning.runs.checkpoints import write_whole
 
 ENVIRONMENT_FILE = "environment.json"
 PACKAGES = ("torchvision", "pytorch-lightning", "torchmetrics", "numpy")

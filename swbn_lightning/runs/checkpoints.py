@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from swbn_lightning.checkpoint_content import plain_content
+from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import read_json
+from swbn_lightning.files.reading import read_json
 
 RESULTS_FILE = "results.json"
 CONFIG_FILE = "config.yaml"
@@ -274,7 +274,7 @@ def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, An
 
     Args:
         path: of the file.
-        forget_files: as :func:`~swbn_lightning.checkpoint_content.plain_content`.
+        forget_files: as :func:`~swbn_lightning.runs.checkpoint_content.plain_content`.
 
     Raises:
         InputError: not a regular file, not a checkpoint, packed (it could unpack to any size), or one that names code.

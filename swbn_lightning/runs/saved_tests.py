@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from swbn_lightning.environment import ENVIRONMENT_FILE
+from swbn_lightning.training.callbacks.environment_file import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
-from swbn_lightning.run_files import (
+from swbn_lightning.files.reading import (
     UnreadableFile,
     csv_rows,
     finite,
@@ -23,7 +23,7 @@ from swbn_lightning.run_files import (
     reading,
     whole,
 )
-from swbn_lightning.runs import (
+from swbn_lightning.runs.checkpoints import (
     CONFIG_FILE,
     EPISODES_FILE,
     RESULTS_FILE,

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from swbn_lightning.run_files import finite
+from swbn_lightning.files.reading import finite
 from swbn_lightning.whiteness.plots import to_png
 
 # No network, no script: also if something slipped through, a browser would load and run nothing.

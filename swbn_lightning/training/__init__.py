@@ -1,0 +1,1 @@
+"""What trains a network: the modules' shared half, and the callbacks beside it."""

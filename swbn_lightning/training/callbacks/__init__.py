@@ -1,0 +1,1 @@
+"""One file a callback, named for what it does."""
