@@ -22,23 +22,26 @@ import classification  # noqa: F401 (its classes are known by their short names)
 import fewshot  # noqa: F401
 from fewshot.prediction import PredictionTable
 from fewshot.saving import EpisodeFiles
-from swbn_lightning.runs import compare
-from swbn_lightning.training.callbacks.update_norms import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.command import parts, settings
 from swbn_lightning.command.messages import mistake, printable_lines, say_less
 from swbn_lightning.command.run_files import RunConfiguration, RunFilesToLoggers, remove_if_nothing_came
-from swbn_lightning.training.callbacks.environment_file import EnvironmentFile
-from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
-from swbn_lightning.training.hyperparameters import kept_hyperparameters
+from swbn_lightning.command.signals import let_sigterm_kill, sigterm_is_143
 from swbn_lightning.data.image_data import ImageDataModule
-from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
-from swbn_lightning.training.callbacks.result_table import ResultTable
-from swbn_lightning.training.callbacks.resuming import LastCheckpoint, NothingToTrain, RandomStreams
-from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
+from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.files.screen import forgiving_screen
+from swbn_lightning.runs import compare
+from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
 from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
-from swbn_lightning.training.callbacks.stop_together import StopTogether, let_sigterm_kill, sigterm_is_143
+from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.training.callbacks.environment_file import EnvironmentFile
+from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
+from swbn_lightning.training.callbacks.nothing_to_train import NothingToTrain
+from swbn_lightning.training.callbacks.random_streams import RandomStreams
+from swbn_lightning.training.callbacks.result_table import ResultTable
+from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
+from swbn_lightning.training.callbacks.stop_together import StopTogether
+from swbn_lightning.training.callbacks.update_norms import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.training.hyperparameters import kept_hyperparameters
 from swbn_lightning.whiteness import WhitenessMonitor
 
 _HELP = (
@@ -292,7 +295,7 @@ def console() -> None:
 
 
 def _report_page() -> pl.Callback:
-    from swbn_lightning.runs.page import ReportPage  # matplotlib, as above
+    from swbn_lightning.training.callbacks.report_page import ReportPage  # matplotlib, as above
 
     return ReportPage()
 

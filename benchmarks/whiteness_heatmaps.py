@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.environment import environment, environment_line
 from cli import main as swbn
-from swbn_lightning.runs.checkpoints import write_whole
+from swbn_lightning.files.writing import write_whole
 from swbn_lightning.whiteness import CorrelationMap, read_heatmap, read_whiteness
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, save
 from swbn_lightning.whiteness.records import COLUMNS, WHITENESS_FILE, write_heatmap

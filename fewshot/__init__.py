@@ -1,13 +1,13 @@
 """Few-shot learning: episodes, methods, data and evaluation."""
 
-from fewshot.cross_attention import CrossAttentionNetwork
 from fewshot.datamodule import EpisodeSettings, EpisodicDataModule
 from fewshot.episodes import Episodes, EpisodeSampler, sample_episodes
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
 from fewshot.heads import CrossAttentionHead, MatchingHead, PrototypicalHead
 from fewshot.learn2learn import EpisodeTaskset, Learn2LearnDataModule
-from fewshot.matching import MatchingNetwork
-from fewshot.prototypical import PrototypicalNetwork
+from fewshot.modules.cross_attention import CrossAttentionNetwork
+from fewshot.modules.matching import MatchingNetwork
+from fewshot.modules.prototypical import PrototypicalNetwork
 
 __all__ = [
     "CrossAttentionHead",

@@ -17,10 +17,10 @@ from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
 from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
+from swbn_lightning.data.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
 from swbn_lightning.data.images import take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.data.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from fewshot.episodes import EpisodeSampler
 from fewshot.heads import EpisodeHead
 from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.norms.health import check_running_statistics
 from swbn_lightning.runs.intervals import half_width
 from swbn_lightning.training.not_finite import check_finite
-from swbn_lightning.training.module import check_running_statistics
 
 # Most bytes that one chunk of episodes takes, features and what the head makes of them: small enough to stay near the
 # caches (256 MiB took five times as long on a CPU).

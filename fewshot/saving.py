@@ -9,7 +9,8 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from fewshot.evaluation import EpisodeResult
-from swbn_lightning.runs.checkpoints import EPISODES_FILE, csv_text, write_whole
+from swbn_lightning.files.writing import csv_text, write_whole
+from swbn_lightning.runs.folders import EPISODES_FILE
 
 CLASSES_FILE = "classes.csv"
 

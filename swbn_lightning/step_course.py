@@ -17,8 +17,8 @@ from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.inverse_sqrt import zca_inverse_sqrt
 from swbn_lightning.norms.swbn import SWBN
-from swbn_lightning.training.step_size import LARGEST
 from swbn_lightning.training.module import TrainingModule
+from swbn_lightning.training.step_size import LARGEST
 
 # Factor of the step size at the share t of the run, 0 <= t < 1; the mean of each over the run is 1, so that the budget
 # (step size times steps) is that of the constant.

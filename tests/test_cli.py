@@ -238,7 +238,9 @@ class Hours(pl.Callback):
 
 def test_an_epochs_time_is_that_of_its_training(run, monkeypatch):
     _, arguments = run
-    monkeypatch.setattr("swbn_lightning.training.callbacks.result_table.time", SimpleNamespace(perf_counter=lambda: Hours.now))
+    monkeypatch.setattr(
+        "swbn_lightning.training.callbacks.result_table.time", SimpleNamespace(perf_counter=lambda: Hours.now)
+    )
     often = [
         "--trainer.val_check_interval=2",
         "--trainer.max_epochs=1",

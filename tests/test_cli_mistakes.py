@@ -106,9 +106,9 @@ def test_a_checkpoint_of_another_model_is_refused(command, trained, capsys):
         main([command, *given])
     assert stopped.value.code == 2
     printed = capsys.readouterr().err
-    assert "is a checkpoint of fewshot.prototypical.PrototypicalNetwork" in printed
-    assert "the configuration says fewshot.matching.MatchingNetwork" in printed
-    main(["validate", *trained[1], "--model.class_path=fewshot.prototypical.PrototypicalNetwork",
+    assert "is a checkpoint of fewshot.modules.prototypical.PrototypicalNetwork" in printed
+    assert "the configuration says fewshot.modules.matching.MatchingNetwork" in printed
+    main(["validate", *trained[1], "--model.class_path=fewshot.modules.prototypical.PrototypicalNetwork",
           "--ckpt_path", str(trained[0])])  # fmt: skip
 
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from cli import main
-from swbn_lightning.runs.compare import compare
 from swbn_lightning.errors import InputError
+from swbn_lightning.runs.compare import compare
 
 MADE = itertools.count(10)  # what is made later ended later
 T_29, T_1 = 2.045229642, 12.706204736  # Student's t at 97.5%, 29 and 1 degrees of freedom

@@ -10,8 +10,8 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from torch.optim import lr_scheduler as torch_schedules
 from torch.utils.data import DataLoader
 
-from swbn_lightning.training.schedules import PiecewiseConstantLR
 from swbn_lightning.training.module import TrainingModule
+from swbn_lightning.training.schedules import PiecewiseConstantLR
 
 BASE, EPOCH, EPOCHS, WARM = 0.1, 5, 6, 7
 

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from benchmarks.environment import environment_line
-from swbn_lightning.runs.checkpoints import find_checkpoint, run_versions
+from swbn_lightning.runs.checkpoints import find_checkpoint
+from swbn_lightning.runs.folders import run_versions
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = [

@@ -26,7 +26,7 @@ from benchmarks.study.runs import SETTINGS_FILE, Busy, RunFailed, complete, read
 from benchmarks.study.table import markdown
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable, reading
-from swbn_lightning.runs.checkpoints import write_whole
+from swbn_lightning.files.writing import write_whole
 
 NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm")  # the paper's four
 

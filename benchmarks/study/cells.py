@@ -13,7 +13,7 @@ from typing import Any
 import classification
 import fewshot
 from benchmarks.variants import Variant
-from fewshot.module import EpisodicModule
+from fewshot.modules.base import EpisodicModule
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import read_yaml
 

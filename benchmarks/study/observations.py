@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.study.cells import Cell, Test
 from benchmarks.study.runs import chosen_checkpoint, finished_fit, finished_test, logged, read_results
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs.paper import PaperFigure, find_paper_figure
 from swbn_lightning.files.reading import finite, reading
-from swbn_lightning.runs.checkpoints import RESULTS_FILE, run_versions
+from swbn_lightning.runs.folders import RESULTS_FILE, run_versions
+from swbn_lightning.runs.paper import PaperFigure, find_paper_figure
 from swbn_lightning.runs.saved_tests import read_episodes
 
 # Of a test's results: the metric's name here, and in the paper's tables.

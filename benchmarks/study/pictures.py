@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from benchmarks.study.cells import Cell, short_names
 from benchmarks.study.observations import Observation
 from benchmarks.study.runs import logged
+from swbn_lightning.files.writing import replacing, write_whole
 from swbn_lightning.runs.curves import (
     MEASURES,
     Accuracy,
@@ -18,7 +19,7 @@ from swbn_lightning.runs.curves import (
     curves_csv,
     has_curves,
 )
-from swbn_lightning.runs.checkpoints import replacing, run_versions, write_whole
+from swbn_lightning.runs.folders import run_versions
 from swbn_lightning.whiteness.plots import to_png
 
 

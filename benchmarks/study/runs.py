@@ -17,9 +17,11 @@ import torch
 from benchmarks.environment import environment
 from benchmarks.study.cells import Cell, Test
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs.page.folders import METRICS_FILE, read_metrics
 from swbn_lightning.files.reading import has_file, read_json, read_yaml
-from swbn_lightning.runs.checkpoints import CONFIG_FILE, RESULTS_FILE, find_checkpoint, run_versions, write_whole
+from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.checkpoints import find_checkpoint
+from swbn_lightning.runs.folders import CONFIG_FILE, RESULTS_FILE, run_versions
+from swbn_lightning.runs.page.folders import METRICS_FILE, read_metrics
 
 CLI = Path(__file__).parents[2] / "cli.py"
 OUTPUT_FILE = "output.txt"  # what the commands of a cell printed

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
+from swbn_lightning.data.image_data import ImageDataModule, as_is
 from swbn_lightning.data.images import hold_out, take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
 from swbn_lightning.data.workers import StayingLoader
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.data.image_data import ImageDataModule, as_is
 
 SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}
 """The splits that each of Lightning's stages reads."""

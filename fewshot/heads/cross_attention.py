@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fewshot.heads.base import EpisodeHead, accumulating
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import NormFactory
-from swbn_lightning.training.module import check_running_statistics
+from swbn_lightning.norms.health import check_running_statistics
 
 # Transductive rounds of the public code: the 35 most confident of an episode's 75 queries, then the 70.
 _ADDED, _OF = 35, 75

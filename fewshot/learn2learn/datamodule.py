@@ -10,9 +10,9 @@ from fewshot.datamodule import EpisodeBatch, EpisodeSettings, EpisodicDataModule
 from fewshot.learn2learn.tasks import TaskBatch, TaskEpisodes, TaskSplit, require_learn2learn
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.data.image_data import ImageDataModule, as_is
 from swbn_lightning.data.workers import StayingLoader
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.data.image_data import ImageDataModule, as_is
 
 _NEEDED = {"fit": ("train",), "validate": ("val",), "test": ("test",)}
 # As EpisodicDataModule's.

@@ -10,10 +10,10 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.errors import InputError
-from swbn_lightning.training.callbacks.resuming import LastCheckpoint
-from swbn_lightning.runs.checkpoints import new_run_folder
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.runs.folders import new_run_folder
+from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 
 
 def as_list(given: Any) -> list[Any]:

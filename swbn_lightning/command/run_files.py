@@ -9,8 +9,9 @@ from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from swbn_lightning.training.callbacks.environment_file import ENVIRONMENT_FILE
-from swbn_lightning.runs.checkpoints import CONFIG_FILE, write_whole
+from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.environment import ENVIRONMENT_FILE
+from swbn_lightning.runs.folders import CONFIG_FILE
 
 # What a run writes before it has trained or evaluated anything.
 _FIRST_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, "hparams.yaml", "events.out.tfevents.*")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.data.images import ImageSet
-from swbn_lightning.errors import InputError
 from swbn_lightning.data.safe_pickle import load_pickle
+from swbn_lightning.errors import InputError
 
 MAX_NAME = 1000
 """Characters in the name of a class."""

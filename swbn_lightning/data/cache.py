@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swbn_lightning.data.decode import read_images
 from swbn_lightning.files.reading import printable
-from swbn_lightning.runs.checkpoints import replacing
+from swbn_lightning.files.writing import replacing
 
 CACHE_FOLDER = ".swbn_cache"
 """Below a data set's root, unless another folder is named."""

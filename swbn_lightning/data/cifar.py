@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.data.arrays import as_array, text_from
-from swbn_lightning.errors import InputError
 from swbn_lightning.data.safe_pickle import load_pickle
+from swbn_lightning.errors import InputError
 
 CIFAR10_BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 CIFAR10_FILES = (*CIFAR10_BATCHES["train"], *CIFAR10_BATCHES["test"], "batches.meta")

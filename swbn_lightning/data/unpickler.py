@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from swbn_lightning.data.files import shown_text
-from swbn_lightning.errors import InputError
 from swbn_lightning.data.pickle_names import CONTAINERS, DTYPES, KEYS, LEAVES, NAMES, NUMBERS, Name
+from swbn_lightning.errors import InputError
 
 MAX_STEPS = 40_000_000
 """Opcodes in a pickle; 450,000 images, each an array of its own, take ten million. One takes at most some 100 bytes."""

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from swbn_lightning.errors import InputError
+from swbn_lightning.norms import named_norms
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.swbn import SWBN
 
@@ -75,3 +77,25 @@ def _problems(norm: WhiteningNorm) -> list[tuple[Literal["rejected", "few_sample
                 "criterion='fro', which does not grow in directions without samples.",
             ))  # fmt: skip
     return found
+
+
+def check_running_statistics(model: nn.Module) -> None:
+    """Raise if an image's features in evaluation mode would depend on the images beside it.
+
+    Raises:
+        InputError: a batch normalisation without running statistics, by name.
+    """
+    if layer := norm_by_batch(model):
+        raise InputError(
+            f"{layer} keeps no running statistics, so it would normalise test images by the batch they happen to be "
+            "in; evaluation embeds each image by itself. Leave out track_running_stats: false."
+        )
+
+
+def norm_by_batch(model: nn.Module) -> str | None:
+    """The first layer that normalises by its batch in evaluation too, as ``name (class)``; None where none does."""
+    for name, layer in named_norms(model):
+        by_batch = isinstance(layer, WhiteningNorm | nn.modules.batchnorm._BatchNorm)
+        if by_batch and layer.running_mean is None:
+            return f"{name} ({type(layer).__name__})"
+    return None

@@ -19,112 +19,27 @@ from torch import Tensor, nn
 from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import read_json
+from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, _versions
 
-RESULTS_FILE = "results.json"
-CONFIG_FILE = "config.yaml"
-# Beside the results of an evaluation: a copy of the configuration of the run whose checkpoint was evaluated.
-TRAINING_FILE = "training.yaml"
-# Beside the results of a test of episodes: a row an episode, with its accuracy.
-EPISODES_FILE = "episodes.csv"
-LAST_CHECKPOINT = "last.ckpt"  # of every epoch's end, whatever its accuracy
-_VERSION = re.compile("version_[0-9]{1,9}")
 _ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
 _LONGEST_PATH, _MOST_PARTS = 4_096, 64  # of a path that is looked for
 
 
-def new_run_folder(root: str | Path, name: str) -> Path:
-    """Make the next free ``version_<n>`` below ``root/name``, safe against a second run starting now."""
-    base = Path(root) / name
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"no run folder can be made at {base}: {error.strerror or error}.") from error
-    number = max((n for n, _ in _versions(base)), default=-1) + 1
-    while True:
-        folder = base / f"version_{number}"
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
 
 
-def run_versions(base: str | Path) -> list[Path]:
-    """The ``version_<n>`` folders of a run's name, oldest first."""
-    return [folder for _, folder in sorted(_versions(Path(base)))]
 
 
-def write_results(folder: Path, results: dict[str, Any]) -> Path:
-    """Write ``results.json`` whole or not at all."""
-    return write_whole(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
 
 
-def write_whole(path: Path, text: str) -> Path:
-    """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
-    with replacing(path) as file:
-        file.write(text.encode())
-    return path
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` at the end, or is gone if that is not reached.
-
-    Another process may be writing it too. Nobody can foresee its name and what is there is never opened: a link that
-    waited in a downloaded folder would have another file overwritten.
-    """
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
-    file = temporary.open("xb")
-    try:
-        with file:
-            yield file
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
-def output_file(path: str | Path, what: str, usual: str) -> Path:
-    """The file that a command is to write at its end, checked before its work.
-
-    Args:
-        path: as the user gave it.
-        what: is in the file, as "the page".
-        usual: its usual name.
-
-    Raises:
-        InputError: a folder, or a file in the place of one.
-    """
-    file = Path(path).expanduser()
-    if file.is_dir():
-        raise InputError(f"{file} is a folder; give the file for {what}, as {file / usual}.")
-    above = next((parent for parent in file.parents if parent.exists()), file.parent)
-    if above.exists() and not above.is_dir():
-        raise InputError(f"{file} cannot be written: {above} is a file; give {what} another folder.")
-    return file
 
 
-def write_output(file: Path, text: str) -> Path:
-    """Write what the user asked for, whole or not at all, and the folders above it.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return write_whole(file, text)
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror or error}.") from error
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A header and a line a row; None is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
@@ -156,10 +71,6 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
     )
 
 
-def run_of(checkpoint: str | Path) -> Path | None:
-    """``…/version_0`` of ``…/version_0/checkpoints/last.ckpt``; None for a file that lies elsewhere."""
-    folder = Path(checkpoint).parent
-    return folder.parent if folder.name == "checkpoints" else None
 
 
 def checked_path(text: str) -> Path:
@@ -334,7 +245,3 @@ def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
     return best_checkpoint(checkpoints)  # a killed run, or its best one was lost
 
 
-def _versions(base: Path) -> list[tuple[int, Path]]:
-    # Other digits than these, as ², are no numbers, and of a very long one Python makes none.
-    folders = (p for p in base.glob("version_*") if _VERSION.fullmatch(p.name) and p.is_dir())
-    return [(int(p.name[8:]), p) for p in folders]

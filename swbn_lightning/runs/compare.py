@@ -28,7 +28,7 @@ from swbn_lightning.runs.intervals import (
     two_way_difference,
 )
 from swbn_lightning.files.reading import printable
-from swbn_lightning.runs.checkpoints import csv_text, output_file, write_output
+from swbn_lightning.files.writing import csv_text, output_file, write_output
 from swbn_lightning.runs.saved_tests import SavedTest, find_tests
 from swbn_lightning.files.screen import table_console
 

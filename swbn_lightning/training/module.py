@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from swbn_lightning.backbones import Backbone, build_backbone
-from swbn_lightning.training.captured_step import CapturedStep, check_graph_can_be_captured
-from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.data.image_data import ImageDataModule
+from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import named_norms, norm_parameter_groups
-from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.runs.checkpoints import load_backbone
+from swbn_lightning.training.captured_step import CapturedStep, check_graph_can_be_captured
 from swbn_lightning.training.not_finite import any_process, first_not_finite, not_finite, state_of
 from swbn_lightning.training.resumed_settings import ResumableModule, optimizer_settings
-from swbn_lightning.runs.checkpoints import load_backbone
 from swbn_lightning.training.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
 from swbn_lightning.training.step_size import set_step_size
 
@@ -51,10 +50,10 @@ class TrainingModule(ResumableModule):
             the experiments that the paper repeats.
         compile: run the backbone through ``torch.compile``.
         cuda_graph: capture forward, backward and optimiser step once and replay them
-            (:class:`~swbn_lightning.training.captured_step.CapturedStep`): for small networks on a GPU, whose steps are bound
+            (``CapturedStep``): for small networks on a GPU, whose steps are bound
             by launching kernels. Schedules, metrics and augmentation go on outside.
         backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
-            (:func:`~swbn_lightning.runs.checkpoints.load_backbone`). It is read once, here; a checkpoint of this model holds the
+            (``load_backbone``). It is read once, here; a checkpoint of this model holds the
             weights and needs the file no more.
 
     Raises:
@@ -310,25 +309,3 @@ def _resolve_backbone(
     if norm_args or backbone_args:
         raise InputError("norm_args and backbone_args are for a backbone given by name; this one is built already.")
     return backbone
-
-
-def check_running_statistics(model: nn.Module) -> None:
-    """Raise if an image's features in evaluation mode would depend on the images beside it.
-
-    Raises:
-        InputError: a batch normalisation without running statistics, by name.
-    """
-    if layer := norm_by_batch(model):
-        raise InputError(
-            f"{layer} keeps no running statistics, so it would normalise test images by the batch they happen to be "
-            "in; evaluation embeds each image by itself. Leave out track_running_stats: false."
-        )
-
-
-def norm_by_batch(model: nn.Module) -> str | None:
-    """The first layer that normalises by its batch in evaluation too, as ``name (class)``; None where none does."""
-    for name, layer in named_norms(model):
-        by_batch = isinstance(layer, WhiteningNorm | nn.modules.batchnorm._BatchNorm)
-        if by_batch and layer.running_mean is None:
-            return f"{name} ({type(layer).__name__})"
-    return None

@@ -12,9 +12,9 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.training.hyperparameters import PlainModule, class_name
-from swbn_lightning.training.callbacks.resuming import STREAMS
 from swbn_lightning.files.reading import flatten, printable
+from swbn_lightning.training.callbacks.random_streams import STREAMS
+from swbn_lightning.training.hyperparameters import PlainModule, class_name
 
 KEY = "training_settings"
 Settings = dict[str, Any]  # plain values by dotted names

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms import named_norms
-from swbn_lightning.norms.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.norms.surgery.patterns import as_patterns, check_patterns, fits
 from swbn_lightning.whiteness.features import record_features
 from swbn_lightning.whiteness.measures import MEASURES, Matrices
 from swbn_lightning.whiteness.moments import FeatureMoments

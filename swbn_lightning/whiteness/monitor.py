@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import check_norms, named_norms
-from swbn_lightning.norms.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.norms.surgery.patterns import as_patterns, check_patterns, fits
 from swbn_lightning.whiteness.kept import maps_of, measurements
 from swbn_lightning.whiteness.measure import LayerWhiteness, choose_layers, feature_moments, summarize
 from swbn_lightning.whiteness.measures import MEASURES

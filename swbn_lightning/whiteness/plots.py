@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from swbn_lightning.errors import InputError, unknown_name
-from swbn_lightning.runs.checkpoints import replacing
+from swbn_lightning.files.writing import replacing
 from swbn_lightning.whiteness.measures import MEASURES
 from swbn_lightning.whiteness.records import MEAN, CorrelationMap
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import csv_rows, reading, whole
-from swbn_lightning.runs.checkpoints import write_whole
+from swbn_lightning.files.writing import write_whole
 from swbn_lightning.whiteness.measures import MEASURES, correlation_distance
 from swbn_lightning.whiteness.moments import FeatureMoments
 

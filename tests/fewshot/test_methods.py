@@ -20,14 +20,14 @@ from fewshot import (
     MatchingNetwork,
     PrototypicalNetwork,
 )
-from fewshot.cross_attention import map_positions
 from fewshot.datasets import registry
-from swbn_lightning.training.callbacks.update_norms import UpdateNorms
+from fewshot.modules.cross_attention import map_positions
 from swbn_lightning.backbones import Backbone, build_backbone
 from swbn_lightning.backbones import registry as backbones
 from swbn_lightning.backbones.base import conv
 from swbn_lightning.data import ImageSet
 from swbn_lightning.runs.checkpoints import load_backbone
+from swbn_lightning.training.callbacks.update_norms import UpdateNorms
 from tests.fewshot.cross_attention_reference import literal, literal_losses
 
 CHANNELS = 12

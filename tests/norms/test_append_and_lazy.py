@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from swbn_lightning import NormFactory, SWBN2d, append_norm, convert_norms, revert_norms
-from swbn_lightning.norms.wrappers import AppendedNorm
+from swbn_lightning.norms.surgery.wrappers import AppendedNorm
 from tests.norms.networks import lived
 
 SWBN = NormFactory("swbn-fro", step_size=1e-3)

@@ -15,7 +15,7 @@ from swbn_lightning import NormFactory, SWBN1d, SWBN2d, append_norm, convert_nor
 from swbn_lightning.backbones import build_backbone
 from swbn_lightning.norms import named_norms
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.norms.wrappers import AppendedNorm, NormAct
+from swbn_lightning.norms.surgery.wrappers import AppendedNorm, NormAct
 from tests.norms.networks import TORCHVISION, WITHOUT, lived, relative_error, same_state
 
 TIMM = {"resnet10t": 64, "mobilenetv3_small_050": 64, "ghostnet_050": 64, "regnety_002": 64, "levit_128s": 224}

@@ -11,11 +11,11 @@ from torch.optim import lr_scheduler as torch_schedules
 from torch.utils.data import DataLoader
 
 from cli import main
-from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.errors import InputError
-from swbn_lightning.training.callbacks.resuming import RandomStreams
-from swbn_lightning.training.schedules import PiecewiseConstantLR
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
+from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from swbn_lightning.training.module import TrainingModule
+from swbn_lightning.training.schedules import PiecewiseConstantLR
 from tests.reliability.tiny_runs import QUIET
 
 S = torch_schedules

@@ -13,8 +13,8 @@ import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from cli import main
-from swbn_lightning.training.callbacks.resuming import RandomStreams, random_streams, set_random_streams
 from swbn_lightning.runs.checkpoints import find_checkpoint
+from swbn_lightning.training.callbacks.random_streams import RandomStreams, random_streams, set_random_streams
 from tests.reliability.tiny_runs import Kill, assert_same_training, classification, few_shot, fit, signals_of
 
 MORE = {

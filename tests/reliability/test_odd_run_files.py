@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.study.__main__ import Study
 from cli import main
-from swbn_lightning.runs.compare import compare
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import csv_rows, finite, flatten, folders_with, printable, read_json, read_yaml
+from swbn_lightning.runs.compare import compare
 from tests.report.made_runs import make_fit, make_test
 from tests.report.page_reader import report
 from tests.study.tiny import GLYPHS, cells_of

@@ -11,8 +11,8 @@ import pytest
 from rich.text import Text
 
 from cli import main
-from swbn_lightning.training.callbacks.result_table import result_table
 from swbn_lightning.files.screen import forgiving_screen, table_console
+from swbn_lightning.training.callbacks.result_table import result_table
 from tests.conftest import REPOSITORY
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from swbn_lightning.runs.compare import compare
 from swbn_lightning.errors import InputError
+from swbn_lightning.runs.compare import compare
 from tests.reliability.test_odd_run_files import DAY, ONE_TEST, change, make_tested
 from tests.report.made_runs import make_fit
 from tests.report.page_reader import report

@@ -12,8 +12,8 @@ import torch
 from pytorch_lightning.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from swbn_lightning.command.signals import let_sigterm_kill, sigterm_is_143
 from swbn_lightning.data.workers import StayingLoader, StayOnSigterm
-from swbn_lightning.training.callbacks.stop_together import let_sigterm_kill, sigterm_is_143
 from tests.reliability.test_signal_to_the_group import REPOSITORY, processes_of
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="no sender of a signal is known here")

@@ -18,7 +18,8 @@ from classification import ImageClassifier, MNISTDataModule
 from fewshot import EpisodicDataModule, PrototypicalNetwork
 from fewshot.datamodule import EpisodeSettings
 from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
-from swbn_lightning.training.callbacks.resuming import LastCheckpoint, RandomStreams
+from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
+from swbn_lightning.training.callbacks.random_streams import RandomStreams
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
 

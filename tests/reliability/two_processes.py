@@ -11,11 +11,12 @@ import torch
 from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
-from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree
-from swbn_lightning.training.callbacks.resuming import LastCheckpoint, RandomStreams
+from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
+from swbn_lightning.training.callbacks.random_streams import RandomStreams
+from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from swbn_lightning.training.callbacks.stop_together import StopTogether
 from tests.reliability.tiny_runs import QUIET, Kill, classification, few_shot, fit
 

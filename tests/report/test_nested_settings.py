@@ -3,8 +3,8 @@
 import pytest
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs.page.nested import ABSENT, differences
 from swbn_lightning.files.reading import flatten
+from swbn_lightning.runs.page.nested import ABSENT, differences
 
 
 def test_flat_settings():

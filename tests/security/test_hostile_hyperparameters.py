@@ -151,12 +151,12 @@ def test_every_command_does(command, name, attack, trained, capsys):
     assert stopped.value.code == 2 and f"its hyperparameter '{name}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("told", ["evil_module.Model", "fewshot.matching.MatchingNetwork", 5])
+@pytest.mark.parametrize("told", ["evil_module.Model", "fewshot.modules.matching.MatchingNetwork", 5])
 def test_the_class_is_compared_as_a_string(told, attack, trained, capsys):
     path = attack(lambda content, call, folder: content.update(model_class=told))
     with pytest.raises(SystemExit):
         main(["test", *trained[1], "--ckpt_path", str(path)])
-    assert "the configuration says fewshot.prototypical.PrototypicalNetwork" in capsys.readouterr().err
+    assert "the configuration says fewshot.modules.prototypical.PrototypicalNetwork" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["hparams", "module_arguments", "datamodule_hyper_parameters", "hparams_name"])
@@ -175,7 +175,7 @@ def test_values_that_no_model_can_be_made_of_are_an_error_too(attack, trained, c
 
 def test_what_is_kept_is_plain_and_makes_the_model_again(trained):
     content = torch.load(trained[0], weights_only=True)
-    assert content["model_class"] == "fewshot.prototypical.PrototypicalNetwork"
+    assert content["model_class"] == "fewshot.modules.prototypical.PrototypicalNetwork"
     kept = content["hyper_parameters"]
     assert kept["norm"] == "swbn-fro" and kept["backbone_args"] == {"hidden": [8]}
     assert not kept.keys() & {"_class_path", "_instantiator", "optimizer", "lr_scheduler", "backbone_checkpoint"}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cli import main
-from swbn_lightning.training.callbacks.resuming import random_streams, set_random_streams
+from swbn_lightning.training.callbacks.random_streams import random_streams, set_random_streams
 from swbn_lightning.whiteness import WhitenessMonitor
 
 

@@ -23,9 +23,11 @@ from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
 from swbn_lightning.data.folders import list_class_folders
 from swbn_lightning.data.listing import ImageListing, load_listing
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs.page.page import write_report
 from swbn_lightning.files.reading import read_json, read_yaml
-from swbn_lightning.runs.checkpoints import find_checkpoint, new_run_folder, run_versions, write_whole
+from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.checkpoints import find_checkpoint
+from swbn_lightning.runs.folders import new_run_folder, run_versions
+from swbn_lightning.runs.page.page import write_report
 from swbn_lightning.whiteness.records import write_heatmap
 
 GLYPHS = Path(__file__).parents[2] / "configs" / "classification" / "glyphs.yaml"

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from swbn_lightning.data.safe_pickle import load_pickle
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import read_yaml
 from swbn_lightning.runs.page import page as page_module
 from swbn_lightning.runs.page.page import write_report
-from swbn_lightning.files.reading import read_yaml
-from swbn_lightning.data.safe_pickle import load_pickle
 
 
 def seconds(function):

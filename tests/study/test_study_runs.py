@@ -9,7 +9,8 @@ import yaml
 
 from benchmarks.study import runs as study_runs
 from benchmarks.study.__main__ import Study, main
-from swbn_lightning.runs.checkpoints import write_results, write_whole
+from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.folders import write_results
 from tests.study.tiny import GLYPHS, cells_of
 
 

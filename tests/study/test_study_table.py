@@ -10,7 +10,7 @@ from benchmarks.study.__main__ import Study
 from benchmarks.study.observations import COLUMNS, Observation, as_csv, observe
 from benchmarks.study.runs import RunFailed
 from benchmarks.study.table import difference_over_episodes, difference_over_seeds, groups, markdown
-from swbn_lightning.runs.checkpoints import write_results
+from swbn_lightning.runs.folders import write_results
 from tests.study.tiny import cells_of
 
 

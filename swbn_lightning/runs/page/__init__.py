@@ -1,6 +1,5 @@
 """``swbn report``: one HTML page about one or several runs, which needs nothing but itself; docs/report.md."""
 
-from swbn_lightning.runs.page.callback import ReportPage
 from swbn_lightning.runs.page.page import write_report
 
-__all__ = ["ReportPage", "write_report"]
+__all__ = ["write_report"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swbn_lightning.runs.curves import MEASURES
-from swbn_lightning.training.callbacks.environment_file import ENVIRONMENT_FILE
+from swbn_lightning.runs.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import (
     UnreadableFile,
@@ -25,7 +25,7 @@ from swbn_lightning.files.reading import (
     reading,
     whole,
 )
-from swbn_lightning.runs.checkpoints import CONFIG_FILE, RESULTS_FILE, TRAINING_FILE
+from swbn_lightning.runs.folders import CONFIG_FILE, RESULTS_FILE, TRAINING_FILE
 from swbn_lightning.runs.saved_tests import when
 from swbn_lightning.whiteness.plots import STAGES
 from swbn_lightning.whiteness.records import MEAN, WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness

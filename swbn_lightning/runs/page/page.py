@@ -28,7 +28,7 @@ from swbn_lightning.runs.page.trainings import (
     curve_groups,
 )
 from swbn_lightning.files.reading import printable
-from swbn_lightning.runs.checkpoints import output_file, write_output
+from swbn_lightning.files.writing import output_file, write_output
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"

@@ -5,23 +5,16 @@ import os
 import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from swbn_lightning.runs.checkpoints import write_whole
+from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.environment import ENVIRONMENT_FILE, environment
 
-ENVIRONMENT_FILE = "environment.json"
 PACKAGES = ("torchvision", "pytorch-lightning", "torchmetrics", "numpy")
-
-
-def environment(*packages: str) -> dict[str, Any]:
-    """Device, Python and package versions, torch always among them."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
-    return {"device": device, "Python": platform.python_version(), **{p: version(p) for p in ("torch", *packages)}}
 
 
 class EnvironmentFile(pl.Callback):

@@ -16,16 +16,10 @@ from rich.text import Text
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable, read_yaml
-from swbn_lightning.runs.checkpoints import (
-    CONFIG_FILE,
-    TRAINING_FILE,
-    best_checkpoint,
-    read_checkpoint,
-    run_of,
-    write_results,
-    write_whole,
-)
 from swbn_lightning.files.screen import table_console
+from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.checkpoints import best_checkpoint, read_checkpoint
+from swbn_lightning.runs.folders import CONFIG_FILE, TRAINING_FILE, run_of, write_results
 from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 from swbn_lightning.whiteness.kept import measurements

@@ -9,8 +9,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.training.not_finite import any_process, first_not_finite, not_finite, state_of, tensors_in
 from swbn_lightning.training.module import training_forward
+from swbn_lightning.training.not_finite import any_process, first_not_finite, not_finite, state_of, tensors_in
 
 
 class StopOnNonFinite(pl.Callback):

@@ -1,8 +1,5 @@
 """SIGTERM: all processes of a training stop at the same step, and the program ends with 143 wherever it is."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -13,38 +10,6 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
 
-def _leave(number: int, _: FrameType | None) -> None:
-    # Lightning calls the handler that it found, too.
-    if signal.getsignal(signal.SIGTERM) is _leave:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-
-@contextmanager
-def sigterm_is_143() -> Iterator[None]:
-    """For all that a program does: SIGTERM ends it with code 143 also where Lightning does not listen.
-
-    Lightning does from the sanity check on until the training is torn down. Before that ``SystemExit`` is raised
-    here; a second signal, as ``timeout`` sends it, does not disturb what the program does to end. Afterwards the
-    process ignores SIGTERM, so this is for one that ends then. For the main thread only.
-    """
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def let_sigterm_kill() -> None:
-    """Within :func:`sigterm_is_143`: while nothing listens, SIGTERM kills the process at once, as it does by itself.
-
-    For one of several processes. Before the training it waits for the others where no Python is run: if they left, the
-    signal would not be answered. (A process that a signal killed has code 143 for a shell and for SLURM as well.)
-    """
-    if signal.getsignal(signal.SIGTERM) is _leave:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 class StopTogether(pl.Callback):
     """Has all processes of a distributed training stop at the same step as soon as one of them gets SIGTERM.
 
@@ -53,7 +18,7 @@ class StopTogether(pl.Callback):
     process that is the only one to get the signal leaves while the others wait for it. Here the handler takes a note.
     After each batch the processes reduce their notes on the CPU, in a group of their own, and read the outcome after
     the next one, so that nobody waits for it; then all end as one process does:
-    :class:`~swbn_lightning.training.callbacks.resuming.LastCheckpoint` saves. (The data workers of a job that gets the signal as a whole
+    ``LastCheckpoint`` saves. (The data workers of a job that gets the signal as a whole
     are the matter of :mod:`swbn_lightning.data.workers`.)
 
     A step of the optimiser that takes several batches is finished first, and so is a validation (whose batches may be

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import update_norms
-from swbn_lightning.norms.update import updated_norms
+from swbn_lightning.norms.surgery.update import updated_norms
 from swbn_lightning.training.module import training_forward
 
 CHECKPOINT = "averaged.ckpt"

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from swbn_lightning.runs.page.page import REPORT_FILE, write_report
 from swbn_lightning.files.reading import printable
+from swbn_lightning.runs.page.page import REPORT_FILE, write_report
 
 
 class ReportPage(pl.Callback):
     """Writes ``report.html`` into the run's folder when ``fit``, ``validate`` or ``test`` ends or is interrupted.
 
-    It has to stand after the callbacks whose files it shows (:class:`~swbn_lightning.whiteness.WhitenessMonitor`,
-    :class:`~swbn_lightning.training.callbacks.result_table.ResultTable`). A run without a folder (``logger: false``) gets none.
+    It has to stand after the callbacks whose files it shows (``WhitenessMonitor``,
+    ``ResultTable``). A run without a folder (``logger: false``) gets none.
     """
 
     def __init__(self) -> None:

@@ -11,9 +11,10 @@ from fewshot.datamodule import EpisodeBatch, EpisodicDataModule, EvaluationTask
 from fewshot.evaluation import EpisodeResult, episode_result, evaluate_episodes, score
 from fewshot.learn2learn import Learn2LearnDataModule, TaskBatch
 from fewshot.saving import episodes_identity
-from swbn_lightning.errors import InputError
 from swbn_lightning.data.image_data import ImageBatch
-from swbn_lightning.training.module import TrainingModule, check_running_statistics, norm_by_batch
+from swbn_lightning.errors import InputError
+from swbn_lightning.norms.health import check_running_statistics, norm_by_batch
+from swbn_lightning.training.module import TrainingModule
 
 # What Lightning's sanity check and fast_dev_run evaluate at most: whether it works, not how well.
 _PROBE_EPISODES = 20

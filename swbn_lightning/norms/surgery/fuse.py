@@ -14,8 +14,8 @@ from torch.nn.utils import skip_init
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.norms.dataflow import TRANSPOSED, find_dataflow, is_norm
-from swbn_lightning.norms.replace import move_hooks, replace_modules
+from swbn_lightning.norms.surgery.dataflow import TRANSPOSED, find_dataflow, is_norm
+from swbn_lightning.norms.surgery.replace import move_hooks, replace_modules
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fewshot.heads import PrototypicalHead
-from fewshot.module import EpisodicModule
+from fewshot.modules.base import EpisodicModule
 
 
 class PrototypicalNetwork(EpisodicModule):

@@ -1,6 +1,6 @@
 """Makes ``glyph_classes.txt``, the list of the classes of the glyphs data set and their splits.
 
-``python -m swbn_lightning.data.make_glyph_classes`` writes the list again; with ``--check`` it compares and
+``python -m benchmarks.make_glyph_classes`` writes the list again; with ``--check`` it compares and
 exits with 1 on a difference. The list is kept with the code, so that the classes never depend on the
 version of FreeType that draws the letters.
 
@@ -54,7 +54,7 @@ SPLIT_SEED = 0
 HEADER = """\
 # The classes of the glyphs data set: {letters} letters in {classes} classes.
 # A line is a split and the letters of one class, which look the same; the first one is drawn.
-# Made by `python -m swbn_lightning.data.make_glyph_classes` from the DejaVu faces of matplotlib: all single
+# Made by `python -m benchmarks.make_glyph_classes` from the DejaVu faces of matplotlib: all single
 # letters of Latin, Greek, Cyrillic, Armenian and Georgian in all twelve faces, joined where their ink, scaled
 # to one size, is nearly the same, then split at random with a fixed seed.
 """

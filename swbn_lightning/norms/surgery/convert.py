@@ -12,11 +12,11 @@ from torch.nn.utils import parametrize
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.factory import NormFactory
-from swbn_lightning.norms.freeze import check_freezable, learns_from_batches
 from swbn_lightning.norms.frozen import freeze, is_frozen, thaw
-from swbn_lightning.norms.patterns import as_patterns, check_patterns, fits
-from swbn_lightning.norms.replace import move_hooks, replace_modules
-from swbn_lightning.norms.wrappers import AppendedNorm, NormAct
+from swbn_lightning.norms.surgery.freeze import check_freezable, learns_from_batches
+from swbn_lightning.norms.surgery.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.norms.surgery.replace import move_hooks, replace_modules
+from swbn_lightning.norms.surgery.wrappers import AppendedNorm, NormAct
 
 # SyncBatchNorm does not say how many dimensions its input has; None asks for a layer that does not either.
 _NDIM: dict[type[nn.Module], int | None] = {

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fewshot.heads import MatchingHead
-from fewshot.module import EpisodicModule
+from fewshot.modules.base import EpisodicModule
 
 
 class MatchingNetwork(EpisodicModule):

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fewshot.heads import CrossAttentionHead
-from fewshot.module import EpisodicModule, query_targets
+from fewshot.modules.base import EpisodicModule, query_targets
 from swbn_lightning.backbones import Backbone
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import NormFactory
-from swbn_lightning.training.step_size import set_step_size
 from swbn_lightning.training.module import without_auto
+from swbn_lightning.training.step_size import set_step_size
 
 # The episodic loss's share in the public code: loss = global + 0.5 * episodic.
 _EPISODIC_WEIGHT = 0.5

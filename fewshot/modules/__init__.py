@@ -1,0 +1,1 @@
+"""Episodic LightningModules, one a method."""

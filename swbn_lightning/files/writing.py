@@ -1,0 +1,79 @@
+"""Files written whole or not at all, and the text of tables."""
+
+import contextlib
+import csv
+import io
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from swbn_lightning.errors import InputError
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
+    with replacing(path) as file:
+        file.write(text.encode())
+    return path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` at the end, or is gone if that is not reached.
+
+    Another process may be writing it too. Nobody can foresee its name and what is there is never opened: a link that
+    waited in a downloaded folder would have another file overwritten.
+    """
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.tmp")
+    file = temporary.open("xb")
+    try:
+        with file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def output_file(path: str | Path, what: str, usual: str) -> Path:
+    """The file that a command is to write at its end, checked before its work.
+
+    Args:
+        path: as the user gave it.
+        what: is in the file, as "the page".
+        usual: its usual name.
+
+    Raises:
+        InputError: a folder, or a file in the place of one.
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise InputError(f"{file} is a folder; give the file for {what}, as {file / usual}.")
+    above = next((parent for parent in file.parents if parent.exists()), file.parent)
+    if above.exists() and not above.is_dir():
+        raise InputError(f"{file} cannot be written: {above} is a file; give {what} another folder.")
+    return file
+
+
+def write_output(file: Path, text: str) -> Path:
+    """Write what the user asked for, whole or not at all, and the folders above it.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return write_whole(file, text)
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror or error}.") from error
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A header and a line a row; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""Whole networks: convert, fuse, freeze, update, parameter groups."""
