@@ -31,7 +31,6 @@ from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.files.screen import forgiving_screen
 from swbn_lightning.runs import compare
 from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
-from swbn_lightning.step_course import StepSizeCourse, WhitenedStart  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.training.callbacks.environment_file import EnvironmentFile
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
