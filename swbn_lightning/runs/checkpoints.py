@@ -1,45 +1,22 @@
 """Run folders: ``<root>/<name>/version_<n>`` with logs, configuration, checkpoints and ``results.json``."""
 
-import contextlib
-import csv
-import io
 import itertools
-import json
 import math
-import re
-import secrets
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import read_json
-from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, _versions
 
 _ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
 _LONGEST_PATH, _MOST_PARTS = 4_096, 64  # of a path that is looked for
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
@@ -69,8 +46,6 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
         f"{path} holds no {prefer} checkpoint: looked for checkpoints/ and {RESULTS_FILE} there and in its "
         "version_* folders. Has `swbn fit` finished an epoch?"
     )
-
-
 
 
 def checked_path(text: str) -> Path:
@@ -243,5 +218,3 @@ def _checkpoint_of(folder: Path, prefer: str) -> Path | None:
         if found is not None and found.is_file() and found.resolve().is_relative_to(folder.resolve()):
             return found
     return best_checkpoint(checkpoints)  # a killed run, or its best one was lost
-
-

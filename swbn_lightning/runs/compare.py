@@ -19,6 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import printable
+from swbn_lightning.files.screen import table_console
+from swbn_lightning.files.writing import csv_text, output_file, write_output
 from swbn_lightning.runs.intervals import (
     CONFIDENCE,
     Interval,
@@ -27,10 +30,7 @@ from swbn_lightning.runs.intervals import (
     paired_difference,
     two_way_difference,
 )
-from swbn_lightning.files.reading import printable
-from swbn_lightning.files.writing import csv_text, output_file, write_output
 from swbn_lightning.runs.saved_tests import SavedTest, find_tests
-from swbn_lightning.files.screen import table_console
 
 _NONE = "–"
 _Tests = dict[int | str, tuple[float, ...]]  # accuracies by a training's identity: its seed, if it has one

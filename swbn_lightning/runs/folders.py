@@ -1,24 +1,12 @@
 """Run folders, ``<root>/<name>/version_<n>``: their names, and those of the files in them."""
 
-import contextlib
-import csv
-import io
-import itertools
 import json
-import math
 import re
-import secrets
-import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
-import torch
-from torch import Tensor, nn
-from swbn_lightning.runs.checkpoint_content import plain_content
-from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import read_json
-from swbn_lightning.files.writing import write_whole
+from typing import Any
 
+from swbn_lightning.errors import InputError
+from swbn_lightning.files.writing import write_whole
 
 RESULTS_FILE = "results.json"
 
@@ -77,5 +65,3 @@ def _versions(base: Path) -> list[tuple[int, Path]]:
     # Other digits than these, as ², are no numbers, and of a very long one Python makes none.
     folders = (p for p in base.glob("version_*") if _VERSION.fullmatch(p.name) and p.is_dir())
     return [(int(p.name[8:]), p) for p in folders]
-
-

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from swbn_lightning.runs.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import (
     UnreadableFile,
@@ -24,6 +23,7 @@ from swbn_lightning.files.reading import (
     whole,
 )
 from swbn_lightning.runs.checkpoints import checked_path, find_source
+from swbn_lightning.runs.environment import ENVIRONMENT_FILE
 from swbn_lightning.runs.folders import CONFIG_FILE, EPISODES_FILE, RESULTS_FILE, TRAINING_FILE, run_of
 
 Run = TypeVar("Run")

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from swbn_lightning.runs.page.page import write_report
 from swbn_lightning.files.reading import printable
+from swbn_lightning.runs.page.page import write_report
 
 
 def main(args: Sequence[str]) -> None:

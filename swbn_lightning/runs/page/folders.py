@@ -10,8 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swbn_lightning.runs.curves import MEASURES
-from swbn_lightning.runs.environment import ENVIRONMENT_FILE
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import (
     UnreadableFile,
@@ -25,6 +23,8 @@ from swbn_lightning.files.reading import (
     reading,
     whole,
 )
+from swbn_lightning.runs.curves import MEASURES
+from swbn_lightning.runs.environment import ENVIRONMENT_FILE
 from swbn_lightning.runs.folders import CONFIG_FILE, RESULTS_FILE, TRAINING_FILE
 from swbn_lightning.runs.saved_tests import when
 from swbn_lightning.whiteness.plots import STAGES

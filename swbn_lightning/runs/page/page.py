@@ -5,6 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import printable
+from swbn_lightning.files.writing import output_file, write_output
 from swbn_lightning.runs.curves import (
     MEASURES,
     MOST_POINTS,
@@ -15,7 +18,6 @@ from swbn_lightning.runs.curves import (
     curves_csv,
     has_curves,
 )
-from swbn_lightning.errors import InputError
 from swbn_lightning.runs.page import tables
 from swbn_lightning.runs.page.folders import RunFolder, broken_studies, find_runs, read_run
 from swbn_lightning.runs.page.html import Html, dotted, download, join, page, picture, tag
@@ -27,8 +29,6 @@ from swbn_lightning.runs.page.trainings import (
     as_trainings,
     curve_groups,
 )
-from swbn_lightning.files.reading import printable
-from swbn_lightning.files.writing import output_file, write_output
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from swbn_lightning.files.reading import finite
 from swbn_lightning.runs.intervals import mean_interval
 from swbn_lightning.runs.page.folders import RunFolder
 from swbn_lightning.runs.page.html import NONE, Html, Number, dotted, join, number, table, tag
@@ -16,7 +17,6 @@ from swbn_lightning.runs.page.trainings import (
     setting_names,
     setting_of,
 )
-from swbn_lightning.files.reading import finite
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"

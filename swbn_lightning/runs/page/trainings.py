@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from swbn_lightning.runs.curves import MEASURES, Accuracy, Group
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs.page.folders import RunFolder, Series
-from swbn_lightning.runs.page.nested import ABSENT, differences
 from swbn_lightning.files.reading import UnreadableFile, finite, printable, reading
 from swbn_lightning.runs.checkpoints import find_source
+from swbn_lightning.runs.curves import MEASURES, Accuracy, Group
 from swbn_lightning.runs.folders import RESULTS_FILE
+from swbn_lightning.runs.page.folders import RunFolder, Series
+from swbn_lightning.runs.page.nested import ABSENT, differences
 from swbn_lightning.runs.saved_tests import Age, can_start_from, newest, setting_words, when
 from swbn_lightning.whiteness.records import CorrelationMap
 
