@@ -3,13 +3,13 @@
 import functools
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swbn_lightning.errors import InputError, require_positive, unknown_name
+from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms import kernels
 from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
@@ -60,13 +60,6 @@ class SWBN(WhiteningNorm):
         sync: in a distributed run, use the statistics of the whole batch over all processes, so that W
             is the same on all of them. Two collectives a forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
-        cov_samples: beyond the paper: take the covariance from so many of the batch's samples, regularly spaced, at
-            least 8 times the channels a group. None for all. The statistics are those of the whole batch; in float16
-            all are taken, since the output's range depends on them.
-        update_every: beyond the paper: step W (and take the covariance) at every so manyth training forward alone;
-            the number of its steps, by which to choose ``step_size``, is that much smaller. 1 for every one. It
-            counts on the host, so it works neither in a graph of ``torch.compile`` or ``torch.jit.trace`` nor in a
-            CUDA graph.
 
     Shape:
         1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
@@ -101,8 +94,6 @@ class SWBN(WhiteningNorm):
         num_groups: int = 1,
         sync: bool = True,
         bias: bool = True,
-        cov_samples: int | None = None,
-        update_every: int = 1,
     ) -> None:
         if criterion not in WF.CRITERIA:
             raise unknown_name("whitening criterion", criterion, WF.CRITERIA)
@@ -112,17 +103,8 @@ class SWBN(WhiteningNorm):
         super().__init__(
             num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
         )
-        require_positive(type(self).__name__, update_every=update_every)
-        least = 8 * (self.num_features // self.num_groups)
-        if cov_samples is not None and not (isinstance(cov_samples, Integral) and cov_samples >= least):
-            raise InputError(
-                f"{type(self).__name__}: cov_samples must be at least {least}, 8 times the channels that are whitened "
-                f"together, got {cov_samples!r}; fewer give a covariance that is mostly noise."
-            )
         self.criterion = criterion
         self.step_size = float(step_size)
-        self.cov_samples = cov_samples
-        self.update_every = update_every
         self._first_runs = FirstRuns()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,14 +113,8 @@ class SWBN(WhiteningNorm):
             training = self.training and not is_frozen(self)  # the mode may have been assigned
             return laid_out_as(self._forward_training(x) if training else self._forward_evaluation(x), x)
 
-    def reset_running_stats(self) -> None:
-        super().reset_running_stats()
-        self._num_forwards = [0]  # on the host, for update_every alone; a list, which replicas of the module share
-
     def extra_repr(self) -> str:
-        text = f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
-        text += "" if self.cov_samples is None else f", cov_samples={self.cov_samples}"
-        return text if self.update_every == 1 else f"{text}, update_every={self.update_every}"
+        return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
 
     def _forward_evaluation(self, x: Tensor) -> Tensor:
         mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
@@ -181,7 +157,7 @@ class SWBN(WhiteningNorm):
             else:
                 rows, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
             covariance = functools.partial(WF.covariance, scale=rstd) if centred else WF.covariance
-            w = self._step_once(grad_enabled, mean, variance, rows, total, math.prod(x.shape[2:]), covariance)
+            w = self._step_once(grad_enabled, mean, variance, rows, total, covariance)
         return whiten_standardized(x, rows, rstd, w, self.weight, self.bias, total, centred)
 
     def _forward_by_kernels(self, x: Tensor) -> Tensor:
@@ -190,15 +166,14 @@ class SWBN(WhiteningNorm):
         grad_enabled = torch.is_grad_enabled()
         with torch.no_grad():
             batch = training.Batch(x, self.eps)
-            positions = math.prod(x.shape[2:])
-            w = self._step_once(grad_enabled, batch.mean, batch.variance, batch.rows, None, positions, batch.covariance)
+            w = self._step_once(grad_enabled, batch.mean, batch.variance, batch.rows, None, batch.covariance)
         return training.whiten(x, batch, w, self.weight, self.bias)
 
     def _forward_plain(self, x: Tensor) -> Tensor:
         """A training forward without autograd functions of our own."""
         xs, mean, variance = WF.standardize_plainly(x, self.eps)
         with torch.no_grad():  # which does not stop forward-mode derivatives, for which W is a constant too
-            w = self._step(mean, variance, WF.as_rows(xs).detach(), None, math.prod(x.shape[2:])).detach()
+            w = self._step(mean, variance, WF.as_rows(xs).detach(), None).detach()
         return WF.whiten(xs, w, self.weight, self.bias)
 
     def _step_once(self, grad_enabled: bool, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
@@ -224,7 +199,6 @@ class SWBN(WhiteningNorm):
         variance: Tensor,
         rows: Tensor,
         total: Tensor | None,
-        positions: int,
         covariance: Callable[[Tensor, int], Tensor] = WF.covariance,
     ) -> Tensor:
         """What a training forward does to the state; returns its W.
@@ -232,59 +206,29 @@ class SWBN(WhiteningNorm):
         Args:
             rows: the samples, as ``covariance`` takes them: standardised for the one of stock operators.
             total: their number in all processes.
-            positions: of them in an image.
         """
-        due = self._is_due()
-        s: Tensor | None = None
-        float16 = rows.dtype == torch.float16  # its range is what a W that has diverged soon exceeds
-        if due or float16:
-            s = covariance(rows if float16 else self._samples_of(rows, positions), self.num_groups)
-            if total is not None:
-                s = merge_covariance(s, len(rows), total)
-            s = s.to(self.whitening_matrix.dtype)
+        s = covariance(rows, self.num_groups)
+        if total is not None:
+            s = merge_covariance(s, len(rows), total)
+        s = s.to(self.whitening_matrix.dtype)
         samples = len(rows) if total is None else total
-        w = self._update_state(mean, variance, s if due else None, samples)
-        if s is not None and float16:
+        w = self._update_state(mean, variance, s, samples)
+        if rows.dtype == torch.float16:  # whose range a W that has diverged soon exceeds
             w = WF.keep_in_range(w, s, samples, self.weight, rows.dtype)
         return w
 
-    def _is_due(self) -> bool:
-        """Whether W takes a step at this forward."""
-        if self.update_every == 1:
-            return True
-        tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if tracing or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            raise RuntimeError(
-                f"update_every={self.update_every} counts batches on the host, which a compiled or captured step does "
-                "not run again; use update_every=1 (and cov_samples for a cheaper step)."
-            )
-        self._num_forwards[0] += 1
-        return (self._num_forwards[0] - 1) % self.update_every == 0
-
-    def _samples_of(self, xs: Tensor, positions: int) -> Tensor:
-        """The rows that the covariance is taken from: every k-th, k and an image's positions coprime."""
-        if self.cov_samples is None or len(xs) <= self.cov_samples:
-            return xs
-        stride = len(xs) // self.cov_samples
-        while math.gcd(stride, positions) != 1:  # else it would be the same places in each image
-            stride -= 1
-        return xs[::stride]
-
-    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor | None, samples: int | Tensor) -> Tensor:
+    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor, samples: int | Tensor) -> Tensor:
         """Step W and the running statistics; returns the W of this forward, a tensor of its own.
 
         The graph keeps the returned tensor; the buffers are only copied into, so that a second forward
         before the backward cannot change what the first one saved. No branch on the host.
-
-        Args:
-            s: the covariance; None for no step of W.
         """
         old = self.whitening_matrix
         if isinstance(samples, int) and kernels.take_step(old, mean, variance, self.running_mean, self.running_var):
             from swbn_lightning.norms.kernels import training
 
             return training.update_state(self, mean, variance, s, samples)
-        stepped = old if s is None else WF.whitening_update(old, s, self.step_size, self.criterion)
+        stepped = WF.whitening_update(old, s, self.step_size, self.criterion)
         accepted = all_finite(stepped, mean, variance)
         w = torch.where(accepted, stepped, old)
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
@@ -292,12 +236,6 @@ class SWBN(WhiteningNorm):
         old.copy_(w)
         self._update_running(accepted, samples, running_mean=mean, running_var=variance)
         return w
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        tracked = state_dict.get(prefix + "num_batches_tracked")
-        if tracked is not None and not tracked.is_meta and self.update_every > 1:
-            self._num_forwards = [int(tracked)]  # go on with the batch that comes next
 
 
 class SWBN1d(SWBN):

@@ -78,7 +78,7 @@ def moments(rows: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def covariance(rows: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """``xs^T xs / n`` of ``[n, d]``, ``[1, d, d]``; the rows may be every k-th of a larger tensor."""
+    """``xs^T xs / n`` of ``[n, d]``, ``[1, d, d]``."""
     n, d = rows.shape
     options = blocks("covariance", d, rows.dtype)
     tiles = _ceil(d, options["BLOCK_D"])
@@ -86,10 +86,9 @@ def covariance(rows: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     each, parts = _shares(n, options["BLOCK_N"], _programs(rows.device) // tiles)
     partial = rows.new_empty((parts, d, d), dtype=torch.float32)
     s = rows.new_empty((1, d, d), dtype=torch.float32)
-    step = rows.stride(0) // d
     with _on(rows.device):
         _launch(
-            S.covariance_kernel, (tiles, parts), rows, mean, rstd, partial, n, each, step,
+            S.covariance_kernel, (tiles, parts), rows, mean, rstd, partial, n, each,
             d=d, PRECISION=_precision(), **options,
         )  # fmt: skip
         merge = blocks("merge_covariance", d, rows.dtype)
@@ -174,7 +173,7 @@ def direction(w: Tensor, s: Tensor, criterion: str) -> tuple[Tensor, Tensor]:
 
 def update_state(
     w: Tensor,
-    s: Tensor | None,
+    s: Tensor,
     mean: Tensor,
     variance: Tensor,
     running: tuple[Tensor, Tensor, Tensor] | None,
@@ -189,7 +188,7 @@ def update_state(
 
     Args:
         w: ``whitening_matrix``, ``[g, d, d]``; written.
-        s: covariance of the batch, ``[g, d, d]``, or None for no step of W.
+        s: covariance of the batch, ``[g, d, d]``.
         mean: of the batch, ``[C]``.
         variance: of the batch, ``[C]``.
         running: running mean, running variance and the count of accepted batches, which are written; or None.
@@ -202,7 +201,7 @@ def update_state(
     """
     groups, width, _ = w.shape
     out = torch.empty_like(w)
-    change, squares = (out, mean) if s is None else direction(w, s, criterion)
+    change, squares = direction(w, s, criterion)
     running_mean, running_var, tracked = running or (mean, variance, rejected)
     options = blocks("state", width, w.dtype)
     count = _ceil(width, blocks("direction", width, w.dtype)["BLOCK_R"])
@@ -210,7 +209,7 @@ def update_state(
         _launch(
             C.state_kernel, (1,), w, change, squares, out, mean, variance, running_mean, running_var, tracked,
             rejected, small, step_size, momentum or 0.0, int(few),
-            groups=groups, width=width, blocks=count, STEP=s is not None, FRO=criterion == "fro",
+            groups=groups, width=width, blocks=count, FRO=criterion == "fro",
             TRACK=running is not None, AVERAGE=momentum is None, BLOCK_B=_power(count), **options,
         )  # fmt: skip
     # Kernels write unseen by autograd, which refuses a backward that needs what was overwritten.

@@ -28,7 +28,7 @@ class Batch:
         self.mean, self.variance, self.rstd = launch.moments(self.rows, eps)
 
     def covariance(self, rows: Tensor, num_groups: int) -> Tensor:
-        """``S`` of ``rows``, all or some of the batch's; as :func:`.functional.covariance` of standardised ones."""
+        """``S`` of the batch; as :func:`.functional.covariance` of standardised ones."""
         assert num_groups == 1
         return launch.covariance(rows, self.mean, self.rstd)
 
@@ -90,7 +90,7 @@ def _by_stock_operators(
     return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
 
 
-def update_state(norm: "SWBN", mean: Tensor, variance: Tensor, s: Tensor | None, samples: int) -> Tensor:
+def update_state(norm: "SWBN", mean: Tensor, variance: Tensor, s: Tensor, samples: int) -> Tensor:
     """What :meth:`SWBN._update_state` does, in two launches."""
     running = None
     if norm.num_batches_tracked is not None and norm.track_running_stats:
