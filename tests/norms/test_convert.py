@@ -331,10 +331,10 @@ def test_what_an_instance_or_subclass_does_besides_is_refused():
         (patched, "forward or train"),
         (parametrized, "parametrised"),
     ):
-        model = nn.Sequential(nn.LazyBatchNorm2d(), layer)
+        model = nn.Sequential(nn.BatchNorm2d(3), layer)
         with pytest.raises(ValueError, match=rf"'1' .*{words}"):
             convert_norms(model, SWBN)
-        assert type(model[0]) is nn.LazyBatchNorm2d  # nothing was done by halves
+        assert type(model[0]) is nn.BatchNorm2d  # nothing was done by halves
     model = convert_norms(nn.Sequential(nn.BatchNorm2d(3)), SWBN)
     parametrize.register_parametrization(model[0], "weight", nn.Softplus())
     with pytest.raises(ValueError, match="is parametrised; make that permanent before reverting"):
@@ -346,10 +346,15 @@ def test_what_a_layer_refuses_is_said_with_its_name():
     with pytest.raises(ValueError, match=r"'1': SWBN2d: num_groups=3 does not divide num_features=4"):
         convert_norms(model, NormFactory("swbn", num_groups=3))
     assert type(model[0]) is nn.BatchNorm2d
-    lazy = convert_norms(nn.Sequential(nn.LazyBatchNorm2d()), NormFactory("swbn", num_groups=3))
-    for _ in range(2):  # and again, instead of going on as a BatchNorm
-        with pytest.raises(ValueError, match="num_groups=3 does not divide num_features=4"):
-            lazy(torch.randn(2, 4, 5, 5))
+
+
+def test_lazy_layers_need_one_forward_first():
+    model = nn.Sequential(nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d(eps=0.5))
+    with pytest.raises(ValueError, match=r"'1' \(LazyBatchNorm2d\) has seen no input yet; run one forward first"):
+        convert_norms(model, SWBN)
+    model(torch.randn(2, 3, 5, 5))
+    convert_norms(model, SWBN)
+    assert type(model[1]) is SWBN2d and model[1].eps == 0.5
 
 
 def test_frozen_and_other_norms_are_left():
