@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.environment import environment, environment_line
-from swbn_lightning.norms.kernels import available, use_kernels
+from swbn_lightning.norms.passes.kernels import available, use_kernels
 
 Key = TypeVar("Key", bound=Hashable)
 Pass = Callable[[], object]

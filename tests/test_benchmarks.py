@@ -11,7 +11,7 @@ from benchmarks.literal import LiteralIterNorm, LiteralSWBN
 from benchmarks.variants import Variant
 from swbn_lightning import IterNorm2d, SWBN2d
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms import kernels
+from swbn_lightning.norms.passes import kernels
 
 
 def run(module, monkeypatch, tmp_path, *arguments):

@@ -1,28 +1,21 @@
 """Stochastic Whitening Batch Normalization: the layers (CVPR 2021, Algorithms 1 and 3)."""
 
-import functools
 import math
-from collections.abc import Callable
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms import kernels
-from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.closed_form import is_transformed, laid_out_as, whiten_standardized
-from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
+from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
+from swbn_lightning.norms.checkpointing import FirstRuns, is_recomputing, outside_selective_checkpointing
+from swbn_lightning.norms.compiling import first_run
+from swbn_lightning.norms.finite import all_finite, keep_in_range
 from swbn_lightning.norms.frozen import is_frozen
-from swbn_lightning.norms.recompute import (
-    FirstRuns,
-    first_run,
-    is_recomputing,
-    may_run_again,
-    outside_selective_checkpointing,
-)
+from swbn_lightning.norms.passes import StandardizedBatch, choose
+from swbn_lightning.norms.passes.rows import accumulation_dtype, laid_out_as, whiten, without_autocast
 
 
 class SWBN(WhiteningNorm):
@@ -111,12 +104,46 @@ class SWBN(WhiteningNorm):
         self._check_input(x)
         with without_autocast(x.device.type):
             training = self.training and not is_frozen(self)  # the mode may have been assigned
-            return laid_out_as(self._forward_training(x) if training else self._forward_evaluation(x), x)
+            return laid_out_as(self._train(x) if training else self._evaluate(x), x)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
 
-    def _forward_evaluation(self, x: Tensor) -> Tensor:
+    def _train(self, x: Tensor) -> Tensor:
+        """Algorithm 1."""
+        self._check_state()
+        batch = choose.standardized(x, self)  # steps 1, 2 and 5
+        if batch is None:
+            return self._forward_empty(x)
+        with torch.no_grad(), outside_selective_checkpointing():
+            if again := is_recomputing():  # activation checkpointing runs this forward a second time
+                w = self._first_runs.find(batch.mean, batch.variance)
+            else:
+                w = self._step(batch, x.dtype)  # steps 3, 4, 6, 7 and 8
+        y = batch.output(w, self.weight, self.bias)  # steps 9 and 10
+        if not again:
+            self._first_runs.note(batch.mean, batch.variance, w, y)
+        return y
+
+    def _step(self, batch: StandardizedBatch, dtype: torch.dtype) -> Tensor:
+        """What a batch changes, unless it or the step is not finite; returns its W, a tensor of its own.
+
+        The graph keeps the returned tensor; the buffers are only copied into, so that a second forward before the
+        backward cannot change what the first one saved. No branch on the host.
+        """
+        old = self.whitening_matrix
+        s = batch.covariance().to(old.dtype)  # step 6
+        w = choose.step_by_kernels(self, batch, s)
+        if w is None:
+            stepped = WF.whitening_update(old, s, self.step_size, self.criterion)  # steps 7 and 8
+            accepted = all_finite(stepped, batch.mean, batch.variance)
+            w = first_run(torch.where(accepted, stepped, old))
+            old.copy_(w)
+            self._update_running(accepted, batch.samples, running_mean=batch.mean, running_var=batch.variance)  # 3, 4
+        return keep_in_range(w, s, batch.samples, self.weight, dtype) if dtype == torch.float16 else w
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        """Algorithm 3; with the batch's own mean and variance where there are no running ones."""
         mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
         if 0 in x.shape[2:]:
             return self._forward_empty(x)
@@ -125,117 +152,11 @@ class SWBN(WhiteningNorm):
             w = w.clone()
             mean, variance = (None if value is None else value.clone() for value in (mean, variance))
         if mean is None or variance is None:
-            if self._check_batch(x, synchronized=False) == 0:
-                return self._forward_empty(x)
-            standardize = WF.standardize_plainly if is_transformed() else WF.standardize_batch
-            xs, *_ = standardize(x, self.eps)
-        else:
-            xs = WF.standardize_fixed(x, mean, variance, self.eps)
-        return WF.whiten(xs, w, self.weight, self.bias)
-
-    def _forward_training(self, x: Tensor) -> Tensor:
-        synchronized = is_synchronized(self.sync)
-        count = self._check_batch(x, synchronized)
-        if count == 0 and not synchronized:
-            return self._forward_empty(x)
-        if not synchronized and is_transformed():
-            return self._forward_plain(x)
-        if not synchronized and kernels.take_samples(x, self.whitening_matrix, self.weight, self.bias):
-            return self._forward_by_kernels(x)
-        total: Tensor | None = None
-        grad_enabled = torch.is_grad_enabled()
-        with torch.no_grad():
-            rows = WF.as_rows(x)
-            centred = not synchronized and WF.centers_first(rows)
-            if centred:
-                rows, mean, variance = WF.center_batch(rows)
-                rstd = torch.rsqrt(variance + self.eps)
-            elif synchronized:
-                mean, variance, total = merge_moments(*WF.moments(rows), count)
-                rows = WF.standardize(rows, mean, variance, self.eps)
-                rstd = torch.rsqrt(variance + self.eps)
-            else:
-                rows, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
-            covariance = functools.partial(WF.covariance, scale=rstd) if centred else WF.covariance
-            w = self._step_once(grad_enabled, mean, variance, rows, total, covariance)
-        return whiten_standardized(x, rows, rstd, w, self.weight, self.bias, total, centred)
-
-    def _forward_by_kernels(self, x: Tensor) -> Tensor:
-        from swbn_lightning.norms.kernels import training  # loads Triton
-
-        grad_enabled = torch.is_grad_enabled()
-        with torch.no_grad():
-            batch = training.Batch(x, self.eps)
-            w = self._step_once(grad_enabled, batch.mean, batch.variance, batch.rows, None, batch.covariance)
-        return training.whiten(x, batch, w, self.weight, self.bias)
-
-    def _forward_plain(self, x: Tensor) -> Tensor:
-        """A training forward without autograd functions of our own."""
-        xs, mean, variance = WF.standardize_plainly(x, self.eps)
-        with torch.no_grad():  # which does not stop forward-mode derivatives, for which W is a constant too
-            w = self._step(mean, variance, WF.as_rows(xs).detach(), None).detach()
-        return WF.whiten(xs, w, self.weight, self.bias)
-
-    def _step_once(self, grad_enabled: bool, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
-        """:meth:`_step`, unless this is the second run of a forward; then the W of the first.
-
-        Args:
-            grad_enabled: whether gradients were wanted when the forward began.
-        """
-        compiling = torch.compiler.is_compiling()
-        if compiling:
-            return self._step(mean, variance, *args)
-        with outside_selective_checkpointing():
-            if is_recomputing():
-                return self._first_runs.find(mean, variance)
-            w = self._step(mean, variance, *args)
-            if may_run_again(grad_enabled):
-                self._first_runs.note(mean, variance, w)
-        return w
-
-    def _step(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        rows: Tensor,
-        total: Tensor | None,
-        covariance: Callable[[Tensor, int], Tensor] = WF.covariance,
-    ) -> Tensor:
-        """What a training forward does to the state; returns its W.
-
-        Args:
-            rows: the samples, as ``covariance`` takes them: standardised for the one of stock operators.
-            total: their number in all processes.
-        """
-        s = covariance(rows, self.num_groups)
-        if total is not None:
-            s = merge_covariance(s, len(rows), total)
-        s = s.to(self.whitening_matrix.dtype)
-        samples = len(rows) if total is None else total
-        w = self._update_state(mean, variance, s, samples)
-        if rows.dtype == torch.float16:  # whose range a W that has diverged soon exceeds
-            w = WF.keep_in_range(w, s, samples, self.weight, rows.dtype)
-        return w
-
-    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor, samples: int | Tensor) -> Tensor:
-        """Step W and the running statistics; returns the W of this forward, a tensor of its own.
-
-        The graph keeps the returned tensor; the buffers are only copied into, so that a second forward
-        before the backward cannot change what the first one saved. No branch on the host.
-        """
-        old = self.whitening_matrix
-        if isinstance(samples, int) and kernels.take_step(old, mean, variance, self.running_mean, self.running_var):
-            from swbn_lightning.norms.kernels import training
-
-            return training.update_state(self, mean, variance, s, samples)
-        stepped = WF.whitening_update(old, s, self.step_size, self.criterion)
-        accepted = all_finite(stepped, mean, variance)
-        w = torch.where(accepted, stepped, old)
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            w = first_run(w)
-        old.copy_(w)
-        self._update_running(accepted, samples, running_mean=mean, running_var=variance)
-        return w
+            batch = choose.standardized(x, self, training=False)
+            return self._forward_empty(x) if batch is None else batch.output(w, self.weight, self.bias)
+        dtype = accumulation_dtype(x.dtype)
+        xs = F.batch_norm(x, mean.to(dtype), variance.to(dtype), training=False, eps=self.eps)  # step 1
+        return whiten(xs, w, self.weight, self.bias)  # step 2
 
 
 class SWBN1d(SWBN):

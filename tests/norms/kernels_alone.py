@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms import kernels
-from swbn_lightning.norms.kernels import launch
+from swbn_lightning.norms.passes import kernels
+from swbn_lightning.norms.passes.kernels import launch
 from tests.norms.device_tools import DEVICE, EPS, TOLERANCE, assert_near, exactly, vectors
 from tests.norms.reference import ReferenceSWBN
 

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from swbn_lightning import SWBN1d, SWBN2d
-from swbn_lightning.norms import kernels
-from swbn_lightning.norms.kernels import launch
+from swbn_lightning.norms.passes import kernels
+from swbn_lightning.norms.passes.kernels import launch
 from tests.norms.device_tools import DEVICE, EPS, TOLERANCE, assert_near, exactly, vectors
 from tests.norms.reference import ReferenceSWBN, central_difference, correlated, from_columns, to_columns
-from tests.norms.test_closed_form import Allocations
+from tests.norms.test_passes import Allocations
 from tests.norms.test_recompute import NoHostSynchronisation
 
 PASS = ["moments", "merge_moments", "covariance", "merge_covariance", "direction", "state", "output"]

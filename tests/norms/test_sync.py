@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swbn_lightning import DBN2d, IterNorm2d, NormFactory, SWBN2d, convert_norms
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.norms.distributed import merge_moments
+from swbn_lightning.norms.passes.processes import merge_moments
 
 SPLITS = [(6, 6), (9, 3), (11, 1), (12, 0)]
 FAMILIES = {

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms import kernels, products
-from swbn_lightning.norms.kernels import channel_kernels as C
-from swbn_lightning.norms.kernels import sample_kernels as S
+from swbn_lightning.norms.passes import kernels
+from swbn_lightning.norms.passes.kernels import channel_kernels as C
+from swbn_lightning.norms.passes.kernels import sample_kernels as S
+from swbn_lightning.norms.passes.rows import as_rows, empty_like_rows
 
 _MOST_PARTS = 512  # one program merges them
 
@@ -99,9 +99,9 @@ def covariance(rows: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 def output(x: Tensor, mean: Tensor, rstd: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """``xs A^T + beta`` in shape, layout and dtype of ``x``, with ``A`` of ``[d, d]`` in its dtype."""
-    rows = WF.as_rows(x)
+    rows = as_rows(x)
     n, d = rows.shape
-    y = products.empty_like_rows(rows, x.shape, True)
+    y = empty_like_rows(rows, x.shape, True)
     options = blocks("output", d, x.dtype)
     grid = (_ceil(n, options["BLOCK_N"]) * _ceil(d, options["BLOCK_D"]),)
     with _on(x.device):
@@ -122,7 +122,7 @@ def gradients(
     needed: tuple[bool, torch.dtype | None, torch.dtype | None],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of x, gamma and beta, from that of the output; ``needed``: of x or not, the dtypes of the others or None."""
-    rows, g = WF.as_rows(x), WF.as_rows(grad).contiguous()
+    rows, g = as_rows(x), as_rows(grad).contiguous()
     n, d = rows.shape
     of_x, of_weight, of_bias = needed
     options = blocks("cross", d, x.dtype)
@@ -146,7 +146,7 @@ def gradients(
         )  # fmt: skip
         if not of_x:
             return None, grad_weight, grad_bias
-        dx = products.empty_like_rows(rows, x.shape, True)
+        dx = empty_like_rows(rows, x.shape, True)
         options = blocks("gradient", d, x.dtype)
         grid = (_ceil(n, options["BLOCK_N"]) * _ceil(d, options["BLOCK_D"]),)
         _launch(

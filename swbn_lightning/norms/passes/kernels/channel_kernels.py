@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from swbn_lightning.norms.kernels.sample_kernels import channel, product
+from swbn_lightning.norms.passes.kernels.sample_kernels import channel, product
 
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32: what is not above it is finite
 SMALLEST = tl.constexpr(1.1754943508222875e-38)

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swbn_lightning import IterNorm2d, NormFactory, SWBN2d
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.closed_form import center, whiten_standardized
+from swbn_lightning.norms.passes.rows import as_rows, gram
+from swbn_lightning.norms.passes.stock import StockCentred, StockStandardized, whiten_standardized
 
 SHAPES = [(10, 6), (5, 6, 4), (4, 6, 3, 5), (3, 6, 2, 3, 2), (9, 6, 1, 1), (1, 6, 4, 4)]
 EPS = 1e-3
@@ -33,13 +34,12 @@ def literal(x, w, weight, bias):
 
 
 def ours(x, w, weight, bias, centred=True):
-    with torch.no_grad():
-        if centred:
-            rows, _, variance = WF.center_batch(WF.as_rows(x))
-            rstd = (variance + EPS).rsqrt()
-        else:
-            rows, _, _, rstd = WF.standardize_batch(WF.as_rows(x), EPS)
-    return whiten_standardized(x, rows, rstd, w, weight, bias, centred=centred)
+    """Rows that are centred only, as on a CPU, or standardised, as on a GPU and over several processes."""
+    if centred:
+        return StockStandardized(x, len(w), EPS).output(w, weight, bias)
+    mean, variance = WF.moments(x.detach())
+    rows = WF.standardize(as_rows(x.detach()), mean, variance, EPS)
+    return whiten_standardized(x, rows, (variance + EPS).rsqrt(), w, weight, bias)
 
 
 def problem(shape, groups=1, affine=True, layout=torch.contiguous_format, seed=0):
@@ -96,8 +96,8 @@ def test_gradcheck_of_centring(shape, groups):
     x, *_ = problem(shape)
 
     def both(x):
-        rows, s, _, _ = center(x, groups, False)
-        return rows, s
+        batch = StockCentred(x, groups, x.dtype)
+        return batch.covariance(), batch.output(batch.covariance() + 1, None, None)
 
     torch.autograd.gradcheck(both, (x,))
     torch.autograd.gradgradcheck(both, (x,))
@@ -277,7 +277,7 @@ def test_16_bit_products_are_summed_in_float32_to_the_last_row(n, groups):
     torch.manual_seed(0)
     a, b = (torch.randn(n, 4).bfloat16() for _ in range(2))
     with torch.no_grad():
-        found = WF.gram(a, b, groups)
+        found = gram(a, b, groups)
     expected = a.double().T @ b.double()
     blocks = torch.stack([expected[i : i + 4 // groups, i : i + 4 // groups] for i in range(0, 4, 4 // groups)])
     torch.testing.assert_close(found.double(), blocks, rtol=1e-4, atol=1e-3)
