@@ -98,7 +98,7 @@ class SWBN(WhiteningNorm):
         )
         self.criterion = criterion
         self.step_size = float(step_size)
-        self._first_runs = FirstRuns()
+        self.first_runs = FirstRuns()
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
@@ -117,12 +117,12 @@ class SWBN(WhiteningNorm):
             return self._forward_empty(x)
         with torch.no_grad(), outside_selective_checkpointing():
             if again := is_recomputing():  # activation checkpointing runs this forward a second time
-                w = self._first_runs.find(batch.mean, batch.variance)
+                w = self.first_runs.find(batch.mean, batch.variance)
             else:
                 w = self._step(batch, x.dtype)  # steps 3, 4, 6, 7 and 8
         y = batch.output(w, self.weight, self.bias)  # steps 9 and 10
         if not again:
-            self._first_runs.note(batch.mean, batch.variance, w, y)
+            self.first_runs.note(batch.mean, batch.variance, w, y)
         return y
 
     def _step(self, batch: StandardizedBatch, dtype: torch.dtype) -> Tensor:

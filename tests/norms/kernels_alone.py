@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.passes import kernels
 from swbn_lightning.norms.passes.kernels import launch
 from tests.norms.device_tools import DEVICE, EPS, TOLERANCE, assert_near, exactly, vectors
@@ -169,9 +168,3 @@ def test_a_w_that_whitens_stays(criterion):
     mean, variance = torch.zeros(24), torch.ones(24)
     out = launch.update_state(buffer, torch.eye(24)[None], mean, variance, None, *counters, False, criterion, 50.0, 0.1)
     assert torch.equal(out[0], torch.eye(24)) and counters == [0, 0]
-
-
-def test_covariance_agrees_with_the_stock_formula():
-    x, _ = draw(60, 16, torch.float32)
-    mean, _, rstd = launch.moments(x, EPS)
-    torch.testing.assert_close(launch.covariance(x, mean, rstd), WF.covariance((x - mean) * rstd))

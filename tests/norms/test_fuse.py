@@ -4,13 +4,11 @@ import copy
 import itertools
 
 import pytest
-import timm
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
 from swbn_lightning import NormFactory, append_norm, convert_norms, fuse_norms, revert_norms
-from swbn_lightning.backbones import build_backbone
 from swbn_lightning.norms.base import WhiteningNorm
 from tests.norms.dataflow_networks import (
     AfterAddition,
@@ -304,23 +302,6 @@ def test_torchvision_networks(family):
     apart = {"densenet", "shufflenet_v2", "mobilenet_v2", "mobilenet_v3", "mnasnet", "efficientnet", "efficientnet_v2",
              "resnext", "regnet_x", "regnet_y", "maxvit"}  # fmt: skip
     assert bool(report.convolutions) == (family in apart)
-
-
-@pytest.mark.parametrize("name", ["resnet10t", "ghostnet_050", "mobilenetv3_small_050"])
-def test_timm_networks(name):
-    model = lived(convert_norms(timm.create_model(name, num_classes=10), SWBN).double())
-    x = torch.randn(3, 3, 64, 64, dtype=torch.float64)
-    fused = fuse_norms(model)
-    with torch.no_grad():
-        assert relative_error(fused(x), model.eval()(x)) < 1e-10
-    assert len(fused.fusion_report.folded) > 5 and not any(isinstance(m, WhiteningNorm) for m in fused.modules())
-
-
-@pytest.mark.parametrize("backbone", ["resnet12", "resnet20"])
-def test_own_backbones(backbone):
-    model = build_backbone(backbone, norm="swbn", norm_args={"step_size": 0.01})
-    x = torch.randn(4, 3, 32, 32, dtype=torch.float64)
-    check(model, x, folded=sum(isinstance(m, WhiteningNorm) for m in model.modules()))
 
 
 def test_layout_dtype_and_requires_grad_of_the_layer_stay():

@@ -46,17 +46,6 @@ def test_in_the_interpreter(file):
     run_python(*PYTEST, HERE / f"kernels_{file}.py", TRITON_INTERPRET="1")
 
 
-@needs_triton
-@pytest.mark.usefixtures("interpreter")
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["cheaper_steps", "swbn"])  # all of them take an hour
-def test_the_layers_own_tests_by_kernels(file):
-    chosen = "not iternorm and not dbn"
-    run_python(
-        *PYTEST, "-m", "not slow", "-k", chosen, HERE / f"test_{file}.py", TRITON_INTERPRET="1", SWBN_KERNELS="1"
-    )
-
-
 def test_importing_the_package_and_training_do_not_load_triton():
     code = (
         "import sys, torch, swbn_lightning\n"

@@ -151,15 +151,13 @@ class _WhitenStandardized(torch.autograd.Function):
         ctx.total = total
         ctx.last = channels_are_last(x)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.shape = x.shape
+        ctx.shape, ctx.device_type = x.shape, x.device.type
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None) -> tuple[Any, ...]:
-        weight, w, rows, rstd = ctx.saved_tensors  # once: checkpointing allows no more
-        with without_autocast(rows.device.type):
-            grads = _gradients(ctx, grad, weight, w, rows, rstd, grad_rows, grad_rstd)
-        return *grads, None, None, None, None, None
+        with without_autocast(ctx.device_type):
+            return *_gradients(ctx, grad, grad_rows, grad_rstd), None, None, None, None, None
 
 
 def _times(a: Tensor, columns: Tensor) -> Tensor:
@@ -168,45 +166,21 @@ def _times(a: Tensor, columns: Tensor) -> Tensor:
 
 
 def _gradients(
-    ctx: Any,
-    grad: Tensor | None,
-    weight: Tensor | None,
-    w: Tensor,
-    rows: Tensor,
-    rstd: Tensor,
-    grad_rows: Tensor | None,
-    grad_rstd: Tensor | None,
+    ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of x, gamma and beta."""
+    weight, w, rows, rstd = ctx.saved_tensors  # once: checkpointing allows no more
     g = torch.zeros_like(rows) if grad is None else as_rows(grad)
     p = gram(g, rows, w.shape[0]).to(w.dtype)
     p = _times(p, rstd) if ctx.centred else p
     sums = g.sum(0, dtype=w.dtype)
-    grad_weight = grad_bias = grad_x = None
-    if weight is not None:
-        grad_weight = (w * p).sum(-1).reshape(-1).to(weight.dtype)
-    if ctx.bias_dtype is not None:
-        grad_bias = sums.to(ctx.bias_dtype)
-    if ctx.needs_input_grad[0]:
-        a = scaled(w, weight)
-        s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).reshape(-1)
-        s2 = (a * p).sum(-2).reshape(-1)
-        grad_x = _standardize_backward(ctx, g, a, rows, rstd, s1, s2, grad_rows, grad_rstd)
-    return grad_x, grad_weight, grad_bias
-
-
-def _standardize_backward(
-    ctx: Any,
-    g: Tensor,
-    a: Tensor,
-    rows: Tensor,
-    rstd: Tensor,
-    s1: Tensor,
-    s2: Tensor,
-    grad_rows: Tensor | None,
-    grad_rstd: Tensor | None,
-) -> Tensor:
-    """``dL/dx`` from ``G`` and the sums of ``G A`` and ``G A * xs``."""
+    grad_weight = None if weight is None else (w * p).sum(-1).reshape(-1).to(weight.dtype)
+    grad_bias = None if ctx.bias_dtype is None else sums.to(ctx.bias_dtype)
+    if not ctx.needs_input_grad[0]:
+        return None, grad_weight, grad_bias
+    a = scaled(w, weight)
+    s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).reshape(-1)
+    s2 = (a * p).sum(-2).reshape(-1)
     if grad_rows is not None:
         if ctx.centred:  # as of `rows / rstd`, whose part through rstd is not among them
             grad_rows = grad_rows / rstd
@@ -228,7 +202,8 @@ def _standardize_backward(
     if grad_rows is not None:
         rest = rest + (grad_rows * scale).to(rest.dtype)
     grad_x = multiply(_times(a, scale).mT, g, rest, ctx.shape, ctx.last)
-    return grad_x if after is None else (grad_x * per_channel(after, grad_x)).to(rows.dtype)
+    grad_x = grad_x if after is None else (grad_x * per_channel(after, grad_x)).to(rows.dtype)
+    return grad_x, grad_weight, grad_bias
 
 
 class StockCentred:
