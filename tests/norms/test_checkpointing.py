@@ -58,7 +58,7 @@ def test_checkpointing_changes_nothing(name, reentrant):
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("reentrant", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
 def test_nested_segments(name, reentrant):
     model = network(name)
     plain = copy.deepcopy(model)
@@ -68,7 +68,7 @@ def test_nested_segments(name, reentrant):
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("reentrant", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
 def test_several_forwards_before_the_backward(name, reentrant):
     # Also a forward without a backward in between.
     model = network(name)
@@ -86,7 +86,7 @@ def test_several_forwards_before_the_backward(name, reentrant):
 
 
 @pytest.mark.parametrize("reentrant", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
 def test_a_layer_used_twice_in_one_segment(name, reentrant):
     model = network(name)
     plain = copy.deepcopy(model)
@@ -170,7 +170,7 @@ def test_a_saved_tensor_looked_at_outside_a_backward_steps_nothing():
 
 
 @pytest.mark.parametrize("reentrant", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
 def test_a_batch_that_is_not_finite_is_rejected_as_without(name, reentrant):
     model = network(name)
     model(torch.randn(4, 3, 8, 8))

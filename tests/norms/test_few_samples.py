@@ -57,7 +57,7 @@ def test_derivatives_of_dbn_are_those_of_a_form_without_large_values(n, d):
 
 
 @pytest.mark.parametrize(("name", "options"), FAMILIES, ids=str)
-@pytest.mark.parametrize("shape", [(3, 16), (8, 16), (16, 16), (17, 16), (20, 16), (4, 10), (2, 16, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 16), (16, 16), (17, 16), (4, 10), (2, 16, 2, 2)], ids=str)
 def test_float32_is_float64_with_few_samples(name, options, shape):
     torch.manual_seed(0)
     x, upstream = torch.randn(shape) * 3 + 1, torch.randn(shape)
