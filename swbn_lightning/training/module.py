@@ -74,6 +74,7 @@ class TrainingModule(CapturedTraining, ResumableModule):
         self,
         backbone: str | Backbone = "resnet12",
         norm: str = "bn",
+        *,
         norm_args: dict[str, Any] | None = None,
         backbone_args: dict[str, Any] | None = None,
         optimizer: OptimizerCallable = lambda p: torch.optim.Adam(p, lr=1e-3),

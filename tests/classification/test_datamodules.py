@@ -230,7 +230,7 @@ def test_batches_are_pinned_for_a_gpu_alone(tiny_mnist):
         ({"eval_batch_size": 0}, "eval_batch_size must be"),
         ({"num_workers": -1}, "must not be negative"),
         ({"seed": -1}, "must not be negative"),
-        ({"split_seed": -1}, "split_seed must not be negative, got -1"),
+        ({"split_seed": -1}, "split_seed must not be negative, got split_seed=-1"),
         ({"val_share": 1.0}, r"val_share must be in \[0, 1\), got 1.0"),
         ({"val_share": -0.1}, r"val_share must be in \[0, 1\)"),
         ({"crop_padding": -1}, "crop padding must be at least 0"),
