@@ -108,11 +108,7 @@ class EpisodicModule(TrainingModule):
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
 
-    def test_step(self, batch: ImageBatch | TaskBatch, batch_idx: int) -> None:
-        self._keep(batch)
-
-    def on_test_epoch_start(self) -> None:
-        self._forget()
+    test_step, on_test_epoch_start = validation_step, on_validation_epoch_start
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")

@@ -8,8 +8,6 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from swbn_lightning.errors import InputError
-
 
 def not_finite(values: Mapping[str, Tensor]) -> list[str]:
     """Names of those that hold a NaN or an infinity, looked at all at once: one wait for the device."""
@@ -18,21 +16,6 @@ def not_finite(values: Mapping[str, Tensor]) -> list[str]:
         return []
     finite = torch.stack([torch.isfinite(value).all() for value in floating.values()]).tolist()
     return [name for name, good in zip(floating, finite, strict=True) if not good]
-
-
-def check_finite(values: Tensor, what: str) -> None:
-    """Raise :class:`InputError` where values hold a NaN or an infinity.
-
-    Args:
-        values: ``[N, ...]``.
-        what: they are, for the message: "features".
-    """
-    if not_finite({what: values}):
-        bad = (~torch.isfinite(values)).flatten(1).any(1).nonzero().flatten()
-        raise InputError(
-            f"{len(bad)} of {len(values)} {what} are not finite, the first of number {int(bad[0])}: no accuracy can be "
-            "read off them. Look for weights that are NaN, or use a wider precision."
-        )
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
