@@ -106,17 +106,6 @@ def test_chunks_and_longer_evaluations_change_nothing(embedded):
     assert torch.equal(evaluate(*embedded, episodes=50).accuracies, whole.accuracies[:50])
 
 
-def test_chunks_change_no_accuracy_on_small_maps_and_the_loss_by_rounding_alone():
-    generator = torch.Generator().manual_seed(0)
-    features, labels = torch.randn(300, 8, 4, 4, generator=generator), torch.arange(12).repeat_interleave(25)
-    kind = {"ways": 5, "shots": 1, "queries": 8, "num_episodes": 40, "seed": 3}
-    head = CrossAttentionHead(16)
-    whole = evaluate_episodes(features, labels, head, **kind)
-    for chunk in (1, 3, 7):
-        parts = evaluate_episodes(features, labels, head, chunk_size=chunk, **kind)
-        assert torch.equal(parts.accuracies, whole.accuracies) and parts.loss == pytest.approx(whole.loss, rel=1e-6)
-
-
 def test_a_single_episode_has_no_interval(embedded):
     result = evaluate(*embedded, episodes=1)
     assert result.std is None and result.ci95 is None and result.mean == result.accuracies.item()
