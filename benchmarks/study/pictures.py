@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from benchmarks.study.cells import Cell, short_names
 from benchmarks.study.observations import Observation
 from benchmarks.study.runs import logged
+from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.writing import replacing, write_whole
 from swbn_lightning.runs.curves import (
     MEASURES,
@@ -20,7 +21,6 @@ from swbn_lightning.runs.curves import (
     has_curves,
 )
 from swbn_lightning.runs.folders import run_versions
-from swbn_lightning.whiteness.plots import to_png
 
 
 def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> list[Path]:

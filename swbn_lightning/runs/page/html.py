@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.reading import finite
-from swbn_lightning.whiteness.plots import to_png
 
 # No network, no script: also if something slipped through, a browser would load and run nothing.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
