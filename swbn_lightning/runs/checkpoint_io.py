@@ -10,8 +10,8 @@ import torch
 from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
-from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.errors import InputError
+from swbn_lightning.runs.checkpoint_content import plain_content
 
 # In the folder of a sharded checkpoint: Lightning's own file, and torch's.
 _SHARDED = ("meta.pt", ".metadata")

@@ -1,10 +1,10 @@
 """Settings as flat ones, and what differs."""
 
 import pytest
+from swbn_lightning.runs.page.nested import ABSENT, differences
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten
-from swbn_lightning.runs.page.nested import ABSENT, differences
 
 
 def test_flat_settings():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.report.made_runs import make_fit, make_test
+from tests.made_runs import make_fit, make_test
 from tests.report.page_reader import report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")

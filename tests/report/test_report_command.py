@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from cli import _COMMANDS, main
-from tests.report.made_runs import make_fit
+from tests.made_runs import make_fit
 from tests.report.page_reader import Page
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from swbn_lightning.runs.page import write_report
-from tests.report.made_runs import make_fit, make_test
+from tests.made_runs import make_fit, make_test
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

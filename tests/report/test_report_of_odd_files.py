@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+from swbn_lightning.runs.page.folders import read_run
+from swbn_lightning.runs.page.nested import differences
 
 from cli import main
 from swbn_lightning.runs.curves import MOST_POINTS
 from swbn_lightning.runs.page import page as page_module
-from swbn_lightning.runs.page.folders import read_run
-from swbn_lightning.runs.page.nested import differences
-from tests.report.made_runs import LAYERS, make_fit, make_test
+from tests.made_runs import LAYERS, make_fit, make_test
 from tests.report.page_reader import report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")

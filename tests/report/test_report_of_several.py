@@ -6,7 +6,7 @@ import pytest
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.whiteness.plots import heatmap_pairs
-from tests.report.made_runs import make_fit, make_test
+from tests.made_runs import make_fit, make_test
 from tests.report.page_reader import report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")

@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 import yaml
+from swbn_lightning.runs.page.folders import find_runs, read_run
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.runs.page import write_report
-from swbn_lightning.runs.page.folders import find_runs, read_run
-from tests.report.made_runs import LAYERS, config, make_fit, make_test
+from tests.made_runs import LAYERS, config, make_fit, make_test
 from tests.report.page_reader import Page, report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
