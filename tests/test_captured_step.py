@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from classification import GlyphDataModule, ImageClassifier
-from swbn_lightning import NormFactory, SWBN2d, captured_step, training
+from swbn_lightning import NormFactory, SWBN2d
 from swbn_lightning.backbones import Backbone
+from swbn_lightning.training import captured_step
+from swbn_lightning.training import module as training
 from swbn_lightning.training.captured_step import CapturedStep
 
 GPU = torch.cuda.is_available()

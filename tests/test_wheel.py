@@ -41,7 +41,7 @@ def test_it_holds_the_packages_and_nothing_else(wheel):
         "cifar_fs_classes.txt",
         "fc100_classes.txt",
         "mini_imagenet_classes.txt",
-        "paper_results.csv",
+        "runs/paper_results.csv",
         "py.typed",
     ):
         assert any(name.endswith("/" + data) for name in names), data

@@ -8,23 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import monitor, whiteness_heatmaps
+from benchmarks import whiteness_heatmaps
 from swbn_lightning.whiteness import read_heatmap, read_whiteness
-
-
-@pytest.mark.slow
-def test_the_monitor_takes_less_than_a_twentieth_of_an_epoch(monkeypatch, tmp_path, capsys):
-    output = tmp_path / "monitor.json"
-    options = ["--norms", "swbn-fro", "--batch=32", "--rounds=1", "--device=cpu"]  # the monitor by its defaults
-    monkeypatch.setattr(sys, "argv", ["monitor", *options, "--output", str(output)])
-    monitor.main()
-    content = json.loads(output.read_text())
-    (row,) = content["rows"]
-    assert content["options"]["num_images"] == 512 and content["options"]["backbone"] == "resnet20"
-    assert row["epoch_seconds"] == row["step_seconds"] * (50_000 // 32)
-    assert row["share"] == row["measurement_seconds"] / row["epoch_seconds"]
-    assert 0 < row["share"] < 0.05 and row["picture_seconds"] > 0
-    assert "| swbn-fro |" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ class PaperFigure:
 @functools.cache
 def paper_figures() -> tuple[PaperFigure, ...]:
     """All cells of all tables, in the paper's order."""
-    text = resources.files("swbn_lightning").joinpath("paper_results.csv").read_text(encoding="utf-8")
+    text = resources.files("swbn_lightning.runs").joinpath("paper_results.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
     return tuple(_figure(row) for row in rows)
 

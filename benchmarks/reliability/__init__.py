@@ -1,1 +1,0 @@
-"""Faults done to real trainings on purpose, and what is left of them."""
