@@ -199,10 +199,12 @@ def as_trainings(runs: Sequence[Run]) -> list[Training]:
     """Each training with what went on from it and what tested it, in the order of the runs; without predictions."""
     by_id = {run.id: run for run in runs if run.id is not None and run.kind == "fit"}
     sources = {id(run): by_id[run.origin] for run in runs if run.origin in by_id}
-    for run in runs:  # none went on from itself, whatever the files say
-        source = sources.get(id(run))
-        if source is not None and any(part is run for part in _parts(source, sources)):
-            del sources[id(run)]
+    # None went on from itself, whatever the files say.
+    sources = {
+        id(run): source
+        for run in runs
+        if (source := sources.get(id(run))) and not any(part is run for part in _parts(source, sources))
+    }
     continued = {id(sources[id(run)]) for run in runs if run.kind == "fit" and id(run) in sources}
     made = [Training(_parts(run, sources)) for run in runs if run.kind == "fit" and id(run) not in continued]
     owners: dict[Any, Training] = {}

@@ -23,7 +23,7 @@ from swbn_lightning.runs.curves import (
 from swbn_lightning.runs.folders import STUDY_FILE
 from swbn_lightning.runs.page import tables
 from swbn_lightning.runs.page.groups import Line, LineGroup, accuracies, as_groups, as_lines, curve_groups
-from swbn_lightning.runs.page.render import Code, Details, Download, Heading, Notice, Picture, Text, Together, render
+from swbn_lightning.runs.page.render import Code, Part, details, download, heading, notice, picture, render, text
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
@@ -125,7 +125,8 @@ def _limit(runs: Sequence[read.Run]) -> None:
         kept = [row for row in rows[:_MOST_ROWS] if _among(kinds, _kind(run, row), _MOST_TESTS)]
         if len(kept) < len(rows[:_MOST_ROWS]):
             run.problems.append(f"results of more than {_MOST_TESTS} kinds of tests are only in the folders")
-        run.results["results"] = kept
+        if len(kept) < len(rows):
+            run.results["results"] = kept
         settings = {key: value for key, value in run.settings.items() if _among(names, key, _MOST_SETTINGS)}
         if len(runs) > 1 and len(settings) < len(run.settings):
             run.problems.append(f"settings of more than {_MOST_SETTINGS} names are only in the folders")
@@ -145,23 +146,23 @@ def _kind(run: read.Run, row: Mapping[str, Any]) -> tuple[str, ...]:
     return (tables.setting_of(row), repr(row.get("queries")), repr(row.get("seed")))
 
 
-def _parts(lines: Sequence[Line], problems: Iterable[str]) -> list[Any]:
+def _parts(lines: Sequence[Line], problems: Iterable[str]) -> list[Part]:
     """What stands on the page below its title."""
     groups = as_groups(lines)
     trainings = _plural(sum(bool(line.training.parts) for line in lines), "training")
     tests = _plural(sum(len(line.training.tests) for line in lines), "test")
     above = [
-        Text([f"{trainings}, {tests}. Accuracies of tests are of the classes or images that training never saw; ± is "
-              "the half-width of the 95% interval of one test."]),
+        text(f"{trainings}, {tests}. Accuracies of tests are of the classes or images that training never saw; ± is "
+              "the half-width of the 95% interval of one test."),
         *_whole("The table of runs", lambda: [tables.summary(lines)]),
         *_whole("The table of means over seeds", lambda: [tables.over_seeds(groups)]),
     ]  # fmt: skip
     if any(group.repeated for group in groups):
         above.append(
-            Text(["Some trainings were repeated with the same settings and seed: means, curves and the CSV files have "
-                  "of each seed the newest training, and of its tests the newest of each kind."])
+            text("Some trainings were repeated with the same settings and seed: means, curves and the CSV files have "
+                  "of each seed the newest training, and of its tests the newest of each kind.")
         )  # fmt: skip
-    sections: dict[str, Callable[[], Sequence[Any]]] = {
+    sections: dict[str, Callable[[], Sequence[Part | None]]] = {
         "Settings that differ": lambda: tables.setting_differences(groups),
         "Accuracy": lambda: _accuracy(groups),
         "Curves": lambda: _curves(groups),
@@ -172,42 +173,42 @@ def _parts(lines: Sequence[Line], problems: Iterable[str]) -> list[Any]:
     below = []
     for title, make in sections.items():
         made = _whole(title, make)
-        below += [Heading([title]), *made] if made else []
+        below += [heading(title), *made] if made else []
     return [*above, *_problems(lines, problems), *below]  # after what finds some
 
 
-def _whole(title: str, make: Callable[[], Sequence[Any]]) -> list[Any]:
+def _whole(title: str, make: Callable[[], Sequence[Part | None]]) -> list[Part]:
     """A part of the page or, if it cannot be made for whatever reason, why: the other parts are shown."""
     try:
         return [part for part in make() if part is not None]
     except Exception as error:
-        return [Notice(title, words=f" cannot be shown ({f'{type(error).__name__}: {error}'[:300]}).")]
+        return [notice(title, f" cannot be shown ({f'{type(error).__name__}: {error}'[:300]}).")]
 
 
-def _problems(lines: Sequence[Line], others: Iterable[str]) -> list[Notice]:
+def _problems(lines: Sequence[Line], others: Iterable[str]) -> list[Part]:
     places: dict[str, list[Code]] = {problem: [] for problem in others}
     for run in (run for line in lines for run in line.training.runs):
         for problem in dict.fromkeys(run.problems):
             places.setdefault(problem, []).append(Code(run.folder))
-    return [Notice("What is missing, and so not on this page:", list(places.items()))] if places else []
+    return [notice("What is missing, and so not on this page:", lines=list(places.items()))] if places else []
 
 
-def _accuracy(groups: Sequence[LineGroup]) -> list[Any]:
+def _accuracy(groups: Sequence[LineGroup]) -> list[Part]:
     rows = accuracies(groups)
     if len(rows) < 2 or len(groups) > 2 * MOST_LINES:
         return []
-    caption = ["Tests with their 95% intervals. ", Download("accuracy.csv", accuracy_csv(rows))]
-    return [Picture.of(accuracy_intervals(rows), "Test accuracies with their intervals", caption)]
+    caption = ["Tests with their 95% intervals. ", download("accuracy.csv", accuracy_csv(rows))]
+    return [picture(accuracy_intervals(rows), "Test accuracies with their intervals", *caption)]
 
 
-def _curves(groups: Sequence[LineGroup]) -> list[Any]:
+def _curves(groups: Sequence[LineGroup]) -> list[Part]:
     lines, unit = curve_groups(groups)
     shown, left_out = lines[:MOST_LINES], max(0, len(lines) - MOST_LINES)
     drawn = [measure for measure in MEASURES if has_curves(shown, measure)]
     if not lines:
         return []
     if not drawn:
-        return [Text(["No loss or accuracy is known: no epoch had ended when the last line was logged."])]
+        return [text("No loss or accuracy is known: no epoch had ended when the last line was logged.")]
     words = "Solid: validation; dashed: training."
     if any(len(group.runs) > 1 for group in shown):
         words += " Of several runs the mean, with a band of one standard deviation to each side."
@@ -215,26 +216,29 @@ def _curves(groups: Sequence[LineGroup]) -> list[Any]:
         words += f" {left_out} further lines are in the file only."
     if any(len(series) > MOST_POINTS for group in lines for run in group.runs for series in run.values()):
         words += f" Of longer lines {MOST_POINTS:,} points are shown and in the file; all are in metrics.csv."
-    caption = Text([f"{words} Every number: ", Download("curves.csv", curves_csv({"": lines}, unit))])
-    return [caption, Together([Picture.of(curves(shown, m, unit), f"{m} by {UNITS[unit]}") for m in drawn])]
+    caption = text(f"{words} Every number: ", download("curves.csv", curves_csv({"": lines}, unit)))
+    return [
+        caption,
+        {"kind": "together", "parts": [picture(curves(shown, m, unit), f"{m} by {UNITS[unit]}") for m in drawn]},
+    ]
 
 
-def _whiteness(lines: Sequence[Line]) -> list[Any]:
+def _whiteness(lines: Sequence[Line]) -> list[Part]:
     known = {line.label: line.measured.whiteness for line in lines if line.measured.whiteness}
     if not known:
         return []
-    words = Text(
-        ["RMS correlation of each normalisation layer's output before gamma and beta, on a fixed sample of validation "
-         "images: 0 is white. The numbers are in whiteness.csv in each run's folder."]
-    )  # fmt: skip
+    words = text(
+        "RMS correlation of each normalisation layer's output before gamma and beta, on a fixed sample of validation "
+        "images: 0 is white. The numbers are in whiteness.csv in each run's folder."
+    )
     if len(known) == 1:
-        return [words, Picture.of(whiteness_by_layer(next(iter(known.values()))), "Whiteness by layer", wide=True)]
+        return [words, picture(whiteness_by_layer(next(iter(known.values()))), "Whiteness by layer", wide=True)]
     shown = dict(list(known.items())[:MOST_LINES])
     caption = _left_out(len(known), MOST_LINES)
-    return [words, Picture.of(compare_whiteness(shown), "Whiteness of the runs", caption, wide=True)]
+    return [words, picture(compare_whiteness(shown), "Whiteness of the runs", *caption, wide=True)]
 
 
-def _heatmaps(lines: Sequence[Line]) -> list[Any]:
+def _heatmaps(lines: Sequence[Line]) -> list[Part]:
     """One picture a layer, with a column for each run, signed if its runs asked for that."""
     layers = dict.fromkeys((layer, _signed(line)) for line in lines for layer in line.measured.heatmaps)
     made = [
@@ -243,11 +247,11 @@ def _heatmaps(lines: Sequence[Line]) -> list[Any]:
         for part in _whole(f"Correlations of {layer}", partial(_heatmap, lines, layer, signed))
     ]
     if len(layers) > MOST_HEATMAPS:
-        made.append(Text([f"The first {MOST_HEATMAPS} of {len(layers)} layers."]))
+        made.append(text(f"The first {MOST_HEATMAPS} of {len(layers)} layers."))
     return made
 
 
-def _heatmap(lines: Sequence[Line], layer: str, signed: bool) -> list[Any]:
+def _heatmap(lines: Sequence[Line], layer: str, signed: bool) -> list[Part]:
     columns = {
         line.label: line.measured.heatmaps[layer]
         for line in lines
@@ -256,7 +260,7 @@ def _heatmap(lines: Sequence[Line], layer: str, signed: bool) -> list[Any]:
     figure = heatmap_pairs(dict(list(columns.items())[:MOST_PICTURED]), signed)
     caption = [Code(layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. "]
     caption += _left_out(len(columns), MOST_PICTURED)
-    return [Picture.of(figure, f"Correlation matrices of {layer}", caption, wide=True)]
+    return [picture(figure, f"Correlation matrices of {layer}", *caption, wide=True)]
 
 
 def _signed(line: Line) -> bool:
@@ -264,16 +268,16 @@ def _signed(line: Line) -> bool:
     return line.training.settings.get("whiteness.signed") is True
 
 
-def _details(line: Line, alone: bool) -> list[Any]:
-    parts: list[Any] = []
+def _details(line: Line, alone: bool) -> list[Part]:
+    parts: list[Part | None] = []
     for run in line.training.runs:
         title = "Training: " if run.kind == "fit" else "Evaluation: "
-        parts += [Heading([title, Code(run.folder)], 3), tables.results(run), tables.environment(run)]
+        parts += [heading(title, Code(run.folder), level=3), tables.results(run), tables.environment(run)]
         settings = tables.configuration(run)
-        parts += [Details("All settings", [settings])] if settings else []
+        parts += [details("All settings", [settings])] if settings else []
     if rows := line.measured.whiteness:
-        parts.append(Details("Whiteness of every layer", [tables.whiteness(rows)]))
-    return [Details(line.label, [part for part in parts if part is not None], alone)]
+        parts.append(details("Whiteness of every layer", [tables.whiteness(rows)]))
+    return [details(line.label, parts, alone)]
 
 
 def _left_out(count: int, most: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,132 +14,34 @@ from swbn_lightning.files.reading import finite
 from swbn_lightning.whiteness.plots import to_png
 
 TEMPLATE = "page.html.jinja"
+Part = dict[str, Any]  # its `kind` says how the template shows it
 
 
 class Number(str):
     """A figure as it is shown, to the right of its column."""
 
-    __slots__ = ("strong",)
-    kind = "number"
-    strong: bool
+    kind, strong = "number", False
 
-    def __new__(cls, text: str, strong: bool = False) -> "Number":
-        made = super().__new__(cls, text)
-        made.strong = strong
-        return made
+
+class Strong(Number):
+    """A figure that one looks for first."""
+
+    strong = True
 
 
 class Name(str):
     """A name that may break behind its dots and slashes."""
 
-    __slots__ = ()
     kind = "name"
 
 
 class Code(str):
     """The same, as code."""
 
-    __slots__ = ()
     kind = "code"
 
 
 NONE = Number("–")
-
-
-@dataclass(frozen=True)
-class Download:
-    """A link that saves a text, which is within the page, as a file of this name."""
-
-    name: str
-    text: str
-    kind = "download"
-
-    @property
-    def address(self) -> str:
-        """A data URL."""
-        content = base64.b64encode(self.text.encode(errors="backslashreplace")).decode()
-        return f"data:text/csv;charset=utf-8;base64,{content}"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph, of texts and what else stands in a line; ``style`` is a class, as ``quiet``."""
-
-    parts: Sequence[Any]
-    style: str = "quiet"
-    kind = "text"
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A heading of the second or third level."""
-
-    parts: Sequence[Any]
-    level: int = 2
-    kind = "heading"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose first column heads its rows; a column whose cells are all :class:`Number` stands to the right."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    kind = "table"
-
-    def is_numeric(self, column: int) -> bool:
-        """Whether a column stands to the right."""
-        return column > 0 and all(isinstance(row[column], Number) for row in self.rows)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG within the page; ``wide`` ones keep their size on a narrow screen."""
-
-    alternative: str
-    png: bytes
-    width: int
-    caption: Sequence[Any] = ()
-    wide: bool = False
-    kind = "picture"
-
-    @property
-    def address(self) -> str:
-        """A data URL."""
-        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
-
-    @classmethod
-    def of(cls, figure: Figure, alternative: str, caption: Sequence[Any] = (), wide: bool = False) -> "Picture":
-        """Of a figure, at most at the size at which its letters are as large as the page's."""
-        return cls(alternative, to_png(figure), round(96 * figure.get_figwidth()), caption, wide)
-
-
-@dataclass(frozen=True)
-class Together:
-    """Pictures side by side."""
-
-    pictures: Sequence[Picture]
-    kind = "together"
-
-
-@dataclass(frozen=True)
-class Details:
-    """What is shown when its title is clicked, or from the beginning."""
-
-    title: str
-    parts: Sequence[Any]
-    opened: bool = False
-    kind = "details"
-
-
-@dataclass(frozen=True)
-class Notice:
-    """What is missing or went wrong: lines, each with the folders that it is about."""
-
-    title: str
-    lines: Sequence[tuple[str, Sequence[Code]]] = ()
-    words: str = ""
-    kind = "notice"
 
 
 def number(value: Any, form: str = "{:.4g}", times: float = 1) -> Number:
@@ -150,10 +51,65 @@ def number(value: Any, form: str = "{:.4g}", times: float = 1) -> Number:
     return Number(form.format(times * value))
 
 
-def render(title: str, parts: Sequence[Any]) -> str:
+def text(*parts: Any) -> Part:
+    """A paragraph, of texts and what else stands in a line."""
+    return {"kind": "text", "parts": parts}
+
+
+def download(name: str, content: str) -> Part:
+    """A link that saves a text, which is within the page, as a file of this name."""
+    return {"kind": "download", "name": name, "data": _base64(content.encode(errors="backslashreplace"))}
+
+
+def heading(*parts: Any, level: int = 2) -> Part:
+    """Of the second or third level."""
+    return {"kind": "heading", "parts": parts, "level": level}
+
+
+def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], leave_out: bool = False) -> Part:
+    """A table whose first column heads its rows; a column whose cells are all :class:`Number` stands to the right.
+
+    Args:
+        head: the columns' titles.
+        rows: of cells.
+        leave_out: the columns in which nothing is known.
+    """
+    columns = range(len(head))
+    if leave_out:
+        columns = [c for c in columns if c == 0 or any(row[c] not in (NONE, "–") for row in rows)]  # type: ignore[assignment]
+    shown = [[row[c] for c in columns] for row in rows]
+    right = [c > 0 and all(isinstance(row[c], Number) for row in rows) for c in columns]
+    return {"kind": "table", "head": [head[c] for c in columns], "rows": shown, "right": right}
+
+
+def picture(figure: Figure, alternative: str, *caption: Any, wide: bool = False) -> Part:
+    """A figure as a PNG within the page, at most at the size at which its letters are as large as the page's.
+
+    Args:
+        figure: what is shown.
+        alternative: for who cannot see it.
+        caption: below it.
+        wide: on a narrow screen it keeps a size at which its letters can be read.
+    """
+    width = round(96 * figure.get_figwidth())  # CSS pixels an inch
+    return {"kind": "picture", "alternative": alternative, "data": _base64(to_png(figure)), "width": width,
+            "caption": caption, "wide": wide}  # fmt: skip
+
+
+def details(title: str, parts: Sequence[Part | None], opened: bool = False) -> Part:
+    """What is shown when its title is clicked, or from the beginning."""
+    return {"kind": "details", "title": title, "parts": [p for p in parts if p is not None], "opened": opened}
+
+
+def notice(title: str, words: str = "", lines: Sequence[tuple[str, Sequence[Code]]] = ()) -> Part:
+    """What is missing or went wrong, with lines that each name the folders which they are about."""
+    return {"kind": "notice", "title": title, "words": words, "lines": lines}
+
+
+def render(title: str, parts: Sequence[Part]) -> str:
     """The whole document."""
-    text = _template().render(title=title, parts=parts)
-    return text.encode(errors="backslashreplace").decode()  # names of folders may hold what is no letter
+    made = _template().render(title=title, parts=parts)
+    return made.encode(errors="backslashreplace").decode()  # names of folders may hold what is no letter
 
 
 @cache
@@ -161,7 +117,11 @@ def _template() -> Template:
     made = Environment(
         autoescape=True, loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True
     )
-    made.filters["breakable"] = lambda text: Markup(
-        str(escape(str(text))).replace(".", ".<wbr>").replace("/", "/<wbr>")
+    made.filters["breakable"] = lambda name: Markup(
+        str(escape(str(name))).replace(".", ".<wbr>").replace("/", "/<wbr>")
     )
     return made.get_template(TEMPLATE)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

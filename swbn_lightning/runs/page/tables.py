@@ -14,7 +14,7 @@ from swbn_lightning.runs.page.groups import (
     setting_names,
     setting_of,
 )
-from swbn_lightning.runs.page.render import NONE, Code, Name, Number, Table, Text, number
+from swbn_lightning.runs.page.render import NONE, Code, Name, Number, Part, Strong, number, table, text
 from swbn_lightning.runs.read import Run, Training
 from swbn_lightning.runs.settings import ABSENT, differences
 from swbn_lightning.whiteness.records import MEAN
@@ -34,7 +34,7 @@ _RESULT_COLUMNS = (
 _WHITENESS = (("distance", "distance", "{:.2f}"), ("rms", "RMS correlation", "{:.3f}"))
 
 
-def summary(lines: Sequence[Line]) -> Table:
+def summary(lines: Sequence[Line]) -> Part:
     """A line a training: what it was, how it ended, what its tests and its validation gave."""
     names = setting_names(lines)
     found = [_accuracies(line, names) for line in lines]
@@ -54,10 +54,10 @@ def summary(lines: Sequence[Line]) -> Table:
         }
         for line, own in zip(lines, found, strict=True)
     ]
-    return _without_empty(list(rows[0]), [list(row.values()) for row in rows])
+    return table(list(rows[0]), [list(row.values()) for row in rows], leave_out=True)
 
 
-def over_seeds(groups: Sequence[LineGroup]) -> Table | None:
+def over_seeds(groups: Sequence[LineGroup]) -> Part | None:
     """Means over the seeds with deviation and interval, where a group has several tests; None where none has."""
     rows = []
     found: dict[tuple[str, str], list[float]] = {}
@@ -69,10 +69,10 @@ def over_seeds(groups: Sequence[LineGroup]) -> Table | None:
             cells = [number(own.mean, "{:.2f}"), number(own.std, "{:.2f}"), number(own.half_width, "± {:.2f}")]
             rows.append([label, setting, Number(str(own.number)), *cells])
     head = ["runs", "test", "seeds", "mean, %", "standard deviation", "95% of the mean, over seeds"]
-    return Table(head, rows) if rows else None
+    return table(head, rows) if rows else None
 
 
-def setting_differences(groups: Sequence[LineGroup]) -> list[Any]:
+def setting_differences(groups: Sequence[LineGroup]) -> list[Part]:
     """The settings in which the groups differ, side by side; nothing where there is one group or no difference."""
     groups = [group for group in groups if group.lines[0].training.settings]  # of the others nothing is known
     columns = differences([group.lines[0].training.settings for group in groups])
@@ -80,13 +80,13 @@ def setting_differences(groups: Sequence[LineGroup]) -> list[Any]:
         return []
     shown = list(columns.items())[:_MOST_DIFFERENT]
     rows = [[Code(key), *map(_setting, values)] for key, values in shown]
-    made = [Table(["setting", *(Name(group.label) for group in groups)], rows)]
+    made = [table(["setting", *(Name(group.label) for group in groups)], rows)]
     if len(columns) == len(shown):
         return made
-    return [*made, Text([f"The first {len(shown)} of {len(columns)} settings that differ."])]
+    return [*made, text(f"The first {len(shown)} of {len(columns)} settings that differ.")]
 
 
-def results(run: Run) -> Table | None:
+def results(run: Run) -> Part | None:
     """Every row of a run's ``results.json``; None where it has none."""
     head = ["evaluated", "accuracy ± 95%, %", "top-5, %", *(name for _, name, _ in _RESULT_COLUMNS)]
     rows = [
@@ -98,23 +98,23 @@ def results(run: Run) -> Table | None:
         ]
         for row in run.rows
     ]
-    return _without_empty(head, rows) if rows else None
+    return table(head, rows, leave_out=True) if rows else None
 
 
-def environment(run: Run) -> Table | None:
+def environment(run: Run) -> Part | None:
     """When a run started and on what; None where that is not known."""
     rows: list[list[Any]] = [["started", _setting(str(run.started))]] if run.started else []
     rows += [[name, _setting(value)] for name, value in run.environment.items()]
-    return Table(["", "when it started"], rows) if rows else None
+    return table(["", "when it started"], rows) if rows else None
 
 
-def configuration(run: Run) -> Table | None:
+def configuration(run: Run) -> Part | None:
     """All settings that are not null; None where they are not known."""
     rows = [[Code(key), _setting(value)] for key, value in run.settings.items() if value is not None]
-    return Table(["setting", "value"], rows) if rows else None
+    return table(["setting", "value"], rows) if rows else None
 
 
-def whiteness(rows: Sequence[Mapping[str, Any]]) -> Table:
+def whiteness(rows: Sequence[Mapping[str, Any]]) -> Part:
     """Each layer's whiteness at the first and the last measurement."""
     epochs = sorted({row["epoch"] for row in rows})
     values = {(row["epoch"], row["layer"]): row for row in rows}
@@ -126,7 +126,7 @@ def whiteness(rows: Sequence[Mapping[str, Any]]) -> Table:
         + [number(values.get((epoch, layer), {}).get(key), form) for key, _, form in _WHITENESS for epoch in ends]
         for layer in [*names, MEAN]
     ]
-    return Table(head, lines)
+    return table(head, lines)
 
 
 def accuracy(row: Mapping[str, Any]) -> Number:
@@ -134,7 +134,7 @@ def accuracy(row: Mapping[str, Any]) -> Number:
     value, ci95 = (finite(row.get(key)) for key in ("accuracy", "ci95"))
     if value is None:
         return NONE
-    return Number(f"{100 * value:.2f}" + (f" ± {100 * ci95:.2f}" if ci95 is not None else ""), strong=True)
+    return Strong(f"{100 * value:.2f}" + (f" ± {100 * ci95:.2f}" if ci95 is not None else ""))
 
 
 def state(training: Training) -> str:
@@ -205,9 +205,3 @@ def _text(value: Any) -> str:
 
 def _when(epoch: int) -> str:
     return "before training" if epoch < 0 else f"after epoch {epoch + 1}"
-
-
-def _without_empty(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table without the columns in which nothing is known."""
-    shown = [c for c in range(len(head)) if c == 0 or any(row[c] not in (NONE, "–") for row in rows)]
-    return Table([head[c] for c in shown], [[row[c] for c in shown] for row in rows])

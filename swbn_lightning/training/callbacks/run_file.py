@@ -65,7 +65,7 @@ class RunFile(pl.Callback):
     def _write(self, trainer: pl.Trainer) -> None:
         if self._folder is None or self._record is None:
             return
-        kind = str(trainer.state.fn)
+        kind = trainer.state.fn.value if trainer.state.fn else None
         source = record_of(trainer.ckpt_path) if trainer.ckpt_path else None
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._folder / RUN_FILE, {
