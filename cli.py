@@ -1,4 +1,5 @@
-"""The command: ``swbn fit|train|validate|test|predict --config FILE``, and ``swbn compare|report RUN…``."""
+"""The command: ``swbn fit|train|validate|test|predict --config FILE``, and ``swbn compare|report RUN…``,
+``swbn study CONFIG…``."""
 
 import shlex
 import sys
@@ -22,13 +23,14 @@ from swbn_lightning.command.run_files import RunConfiguration, RunFilesToLoggers
 from swbn_lightning.command.signals import code_after_sigterm, let_sigterm_kill, sigterm_is_143
 from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import flatten, parse_yaml
 from swbn_lightning.runs import compare
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
-from swbn_lightning.training.callbacks.environment_file import EnvironmentFile
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 from swbn_lightning.training.callbacks.nothing_to_train import NothingToTrain
 from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from swbn_lightning.training.callbacks.result_table import ResultTable
+from swbn_lightning.training.callbacks.run_file import RunFile
 from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from swbn_lightning.training.callbacks.stop_together import StopTogether
 from swbn_lightning.training.callbacks.update_norms import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
@@ -36,8 +38,9 @@ from swbn_lightning.whiteness import WhitenessMonitor
 
 _HELP = (
     "Besides the subcommands: `swbn compare RUN RUN...` pairs runs on the same test episodes, `swbn report RUN...` "
-    "writes one HTML page about runs; see `swbn compare --help`, `swbn report --help`. A configuration is code: it "
-    "names classes that are imported and called. Read one that is not yours before you use it (docs/security.md)."
+    "writes one HTML page about runs, `swbn study CONFIG...` trains and tests a grid of norms and seeds; see `swbn "
+    "compare --help` and so on. A configuration is code: it names classes that are imported and called. Read one that "
+    "is not yours before you use it (docs/security.md)."
 )
 _BEST = "epoch{epoch:03d}-accuracy{val/accuracy:.4f}"
 _EVERY = "epoch{epoch:03d}-step{step:06d}"  # of a checkpoint that nothing is monitored for; no two are of one step
@@ -111,8 +114,8 @@ class SwbnCLI(LightningCLI):
         if config.get("enable_progress_bar") is not False:
             callbacks.append(RichProgressBar())
         if logs:
-            callbacks += [LearningRateMonitor(), EnvironmentFile(self._command_line)]
-        callbacks += [made.finite, RandomStreams(), StopTogether()]
+            callbacks.append(LearningRateMonitor())
+        callbacks += [RunFile(self._command_line, self._flat_settings), made.finite, RandomStreams(), StopTogether()]
         callbacks += [ResultTable(), EpisodeFiles(), PredictionTable(), NothingToTrain()]
         if logs and made.run.report:
             from swbn_lightning.training.callbacks.report_page import ReportPage  # matplotlib, as below
@@ -129,6 +132,11 @@ class SwbnCLI(LightningCLI):
             callbacks.append(LastCheckpoint())
         return callbacks
 
+    def _flat_settings(self) -> dict[str, Any]:
+        """As in ``config.yaml``."""
+        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
+        return flatten(parse_yaml(text))
+
     def _can_be_monitored(self, quantity: str | None) -> bool:
         """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
         validates = not isinstance(self.datamodule, ImageDataModule) or self.datamodule.has_validation
@@ -136,13 +144,19 @@ class SwbnCLI(LightningCLI):
 
 
 def _report(args: Sequence[str]) -> None:
-    from swbn_lightning.runs.page.command import main as report  # matplotlib, which most commands can do without
+    from swbn_lightning.runs.page.page import main as report  # matplotlib, which most commands can do without
 
     report(args)
 
 
+def _study(args: Sequence[str]) -> None:
+    from swbn_lightning.runs.study.command import main as study
+
+    study(args)
+
+
 # What is no command of Lightning's Trainer: a first word to what takes the words after it.
-_COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"compare": compare.main, "report": _report}
+_COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"compare": compare.main, "report": _report, "study": _study}
 
 
 def main(args: Sequence[str] | None = None) -> None:

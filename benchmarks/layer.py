@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from benchmarks.literal import LiteralIterNorm, LiteralSWBN
 from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write
-from benchmarks.variants import Variant
 from swbn_lightning import NormFactory, fuse_norms
 from swbn_lightning.runs.paper import find_paper_figure
+from swbn_lightning.runs.study.variant import Variant
 
 CPU_SHAPES = ("64x16x32x32", "64x64x16x16", "64x256x8x8", "64x512x6x6")
 GPU_SHAPES = ("64x64x32x32", "64x256x32x32", "64x1024x32x32", "64x2048x32x32")

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gzip
+import io
 import os
 import pickle
 import struct
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 # Lightning 2.6 uses calls of jsonargparse 4 that version 5, outside our range, removes.
@@ -148,3 +150,17 @@ def trained(tmp_path_factory):
     ]  # fmt: skip
     main(["fit", *arguments])
     return find_checkpoint(root / "quickstart", "last"), arguments
+
+
+@pytest.fixture
+def quick_pictures(request, monkeypatch):
+    """Figures are made and not drawn, which takes a second each; but where a test asks for ``drawn``."""
+    if "drawn" not in request.fixturenames:
+        pixel = io.BytesIO()
+        Image.new("RGB", (1, 1)).save(pixel, format="png")
+        monkeypatch.setattr("swbn_lightning.runs.page.render.to_png", lambda figure: pixel.getvalue())
+
+
+@pytest.fixture
+def drawn():
+    """Pictures are drawn, as they are outside of tests."""

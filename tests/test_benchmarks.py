@@ -8,10 +8,10 @@ import torch
 
 from benchmarks import gpu, layer, memory, network, timing
 from benchmarks.literal import LiteralIterNorm, LiteralSWBN
-from benchmarks.variants import Variant
 from swbn_lightning import IterNorm2d, SWBN2d
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms.passes import kernels
+from swbn_lightning.runs.study.variant import Variant
 
 
 def run(module, monkeypatch, tmp_path, *arguments):

@@ -1,43 +1,27 @@
 """Comparisons of runs on the same episodes: against numpy, and what cannot be compared."""
 
 import csv
-import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from cli import main
 from swbn_lightning.errors import InputError
 from swbn_lightning.runs.compare import compare
+from tests.made_runs import change, identify, make_test, told
 
-MADE = itertools.count(10)  # what is made later ended later
 T_29, T_1 = 2.045229642, 12.706204736  # Student's t at 97.5%, 29 and 1 degrees of freedom
 
 
 def saved(root, name, accuracies, seed=0, version=1, **changed):
     """A trained run (version_0) with a test of it, as the command leaves them."""
-    run = root / name
-    training = {
-        "seed_everything": seed,
-        "run": {"root": str(root), "name": name},
-        "model": {"norm": changed.pop("norm", name)},
-    }
-    test = {**training, "seed_everything": 0}  # as a test has it that is told no seed
-    for folder, own in ((run / "version_0", training), (run / f"version_{version}", test)):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(own))
-    row = {
-        "split": "test", "episodes": len(accuracies), "ways": 5, "shots": 1, "queries": 15, "seed": 0,
-        "episodes_id": "same", **changed,
-    }  # fmt: skip
-    results = {"results": [row], "tested_checkpoint": str(run / "version_0" / "checkpoints" / "best.ckpt")}
-    results["ended"] = f"2026-01-01T00:00:00.{next(MADE):06}+00:00"
-    (run / f"version_{version}" / "results.json").write_text(json.dumps(results))
-    lines = ["episode,accuracy", *(f"{i},{value!r}" for i, value in enumerate(map(float, accuracies))), ""]
-    (run / f"version_{version}" / "episodes.csv").write_text("\n".join(lines))
+    run = Path(root) / name
+    norm = changed.pop("norm", name)
+    if not (run / "version_0" / "run.json").exists():
+        identify(run / "version_0", "fit", {"seed_everything": seed, "run.name": str(name), "model.norm": norm})
+    row = {"accuracy": float(np.mean(accuracies)), **changed}
+    make_test(run / f"version_{version}", run / "version_0", episodes=accuracies, **row)
     return str(run)
 
 
@@ -50,13 +34,13 @@ def test_two_runs_are_paired_by_episode(tmp_path):
     a, b = 0.5 + luck, 0.52 + luck + np.random.default_rng(8).normal(0, 0.01, 30)
     first, second = compare([saved(tmp_path, "bn", a), f"ours={saved(tmp_path, 'swbn', b)}"])
     assert (first.label, second.label) == (str(tmp_path / "bn"), "ours")
-    assert first.over_episodes is None and first.distinguishable is None
+    assert first.difference is None and first.distinguishable is None
     assert second.accuracy.mean == pytest.approx(b.mean(), abs=1e-12)
     assert second.accuracy.half_width == pytest.approx(T_29 * b.std(ddof=1) / np.sqrt(30), rel=1e-6)
     difference = b - a
-    assert second.over_episodes.mean == pytest.approx(difference.mean(), abs=1e-12)
+    assert second.difference.over_episodes.mean == pytest.approx(difference.mean(), abs=1e-12)
     half = T_29 * difference.std(ddof=1) / np.sqrt(30)
-    assert second.over_episodes.half_width == pytest.approx(half, rel=1e-6)
+    assert second.difference.over_episodes.half_width == pytest.approx(half, rel=1e-6)
     assert second.distinguishable and half < second.accuracy.half_width / 5  # what unpaired intervals hide
     (_, same) = compare([str(tmp_path / "bn"), f"again={saved(tmp_path, 'other', a[::-1])}"])
     assert same.distinguishable is False
@@ -71,13 +55,15 @@ def test_seeds_of_a_run_lie_under_one_path(tmp_path):
     means = np.array([values["swbn", seed].mean() for seed in (0, 3)])
     assert second.accuracy.half_width == pytest.approx(T_1 * means.std(ddof=1) / np.sqrt(2), rel=1e-6)
     by_seed = means - [values["bn", seed].mean() for seed in (0, 3)]
-    assert second.over_seeds.mean == pytest.approx(by_seed.mean(), abs=1e-12)
-    assert second.over_seeds.half_width == pytest.approx(T_1 * by_seed.std(ddof=1) / np.sqrt(2), rel=1e-6)
-    assert second.deciding is second.over_both
-    assert second.over_both.half_width > max(second.over_seeds.half_width, second.over_episodes.half_width)
+    assert second.difference.over_seeds.mean == pytest.approx(by_seed.mean(), abs=1e-12)
+    assert second.difference.over_seeds.half_width == pytest.approx(T_1 * by_seed.std(ddof=1) / np.sqrt(2), rel=1e-6)
+    assert second.difference.deciding is second.difference.over_both
+    assert second.difference.over_both.half_width > max(
+        second.difference.over_seeds.half_width, second.difference.over_episodes.half_width
+    )
     difference = sum(values["swbn", seed] - values["bn", seed] for seed in (0, 3)) / 2
     half = T_29 * difference.std(ddof=1) / np.sqrt(30)
-    assert second.over_episodes.half_width == pytest.approx(half, rel=1e-6)
+    assert second.difference.over_episodes.half_width == pytest.approx(half, rel=1e-6)
 
 
 def test_the_shared_seeds_are_paired(tmp_path):
@@ -88,13 +74,15 @@ def test_the_shared_seeds_are_paired(tmp_path):
         saved(tmp_path / "b", f"seed{seed}", values[seed] + 0.1 * seed, seed=seed, norm="b")
     _, second = compare([str(tmp_path / "a"), str(tmp_path / "b")])
     assert second.seeds == (1, 2) and second.paired_seeds == (1,)
-    assert second.over_seeds.mean == pytest.approx(0.1) and second.over_seeds.half_width is None  # of seed 1 alone
-    assert second.over_episodes.mean == pytest.approx(0.1)
+    assert (
+        second.difference.over_seeds.mean == pytest.approx(0.1) and second.difference.over_seeds.half_width is None
+    )  # of seed 1 alone
+    assert second.difference.over_episodes.mean == pytest.approx(0.1)
     saved(tmp_path / "c", "seed7", values[0], seed=7, norm="c")
     _, third = compare([str(tmp_path / "a"), str(tmp_path / "c")])
-    assert third.over_seeds is None  # none in common: all of each side
+    assert third.difference.over_seeds is None  # none in common: all of each side
     expected = (values[0] - (values[0] + values[1]) / 2).mean()
-    assert third.over_episodes.mean == pytest.approx(expected)
+    assert third.difference.over_episodes.mean == pytest.approx(expected)
 
 
 def test_it_is_said_which_seeds_a_difference_is_of(tmp_path, capsys):
@@ -216,98 +204,18 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         assert stopped.value.code == 2 and message in error and "Traceback" not in error, (words, error)
 
 
-@pytest.fixture
-def seeds(tmp_path, monkeypatch):
-    """``here/runs`` with two norms of two seeds, each with its test, as commands in ``here`` wrote them."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    for norm in ("bn", "swbn"):
-        for seed in (1, 2):
-            saved(Path("runs") / norm, f"seed{seed}", episodes(10 * seed + len(norm)), seed=seed, norm=norm)
-    return tmp_path / "here" / "runs", compare(["runs/bn", "runs/swbn"])
-
-
-def without_labels(lines):
-    return [line._replace(label="") for line in lines]
-
-
-def test_from_another_directory_and_after_a_move_the_table_is_the_same(seeds, tmp_path, monkeypatch):
-    runs, expected = seeds
-    assert expected[0].seeds == (1, 2)
-    monkeypatch.chdir(tmp_path)
-    other = tmp_path / "runs" / "bn" / "seed1" / "version_0"  # of the same name in the directory of the command
-    other.mkdir(parents=True)
-    (other / "config.yaml").write_text(yaml.safe_dump({"seed_everything": 7}))
-    assert without_labels(compare([str(runs / "bn"), str(runs / "swbn")])) == without_labels(expected)
-    moved = runs.rename(tmp_path / "moved")
-    assert without_labels(compare([str(moved / "bn"), str(moved / "swbn")])) == without_labels(expected)
-    (moved / "bn" / "seed1").rename(moved / "bn" / "renamed")
-    assert without_labels(compare([str(moved / "bn"), str(moved / "swbn")])) == without_labels(expected)
-
-
-def test_what_was_renamed_is_not_taken_for_what_has_its_name_now(seeds):
-    runs, _ = seeds
-    (runs / "bn").rename(runs / "old")
-    (runs / "old" / "seed1").rename(runs / "old" / "first")
-    saved(runs / "old", "seed1", episodes(3), seed=5, norm="bn")
-    first, _ = compare(["runs/old", "runs/swbn"])
-    assert first.seeds == (1, 2, 5)
-
-
-def test_a_test_in_another_folder_is_of_the_training_that_it_names(seeds, tmp_path, monkeypatch):
-    runs, _ = seeds
-    monkeypatch.chdir(runs.parent)
-    # Beside a training of that name and version which it did not test.
-    trained = Path(saved(Path("runs"), "n", episodes(1), seed=3, norm="n")) / "version_0"
-    test = Path(saved(Path("out"), "n", episodes(1), seed=4, norm="n")) / "version_1"
-    results = json.loads((test / "results.json").read_text())
-    (test / "results.json").write_text(json.dumps({**results, "tested_checkpoint": f"{trained}/checkpoints/best.ckpt"}))
-    monkeypatch.chdir(tmp_path)
-    first, _ = compare([str(runs / "bn"), str(runs.parent / "out")])[::-1]
-    assert first.seeds == (3,)
-
-
-def test_a_training_that_is_not_found_is_an_error(seeds, tmp_path, monkeypatch):
-    runs, _ = seeds
-    (runs / "bn" / "seed1" / "version_0").rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"is a test of runs/bn/seed1/version_0/.*best.ckpt.*put the run back"):
-        compare([str(runs / "bn"), str(runs / "swbn")])
-
-
-def test_the_settings_that_a_test_keeps_count_wherever_its_training_is(seeds, tmp_path, monkeypatch):
-    runs, expected = seeds
-    for test in runs.glob("*/*/version_1"):
-        results = json.loads((test / "results.json").read_text())
-        (test / "results.json").write_text(json.dumps({**results, "tested_run": "../version_0"}))
-        (test.parent / "version_0" / "config.yaml").rename(test / "training.yaml")
-    monkeypatch.chdir(tmp_path)
-    assert without_labels(compare([str(runs / "bn"), str(runs / "swbn")])) == without_labels(expected)
-
-
-def test_a_checkpoint_outside_of_a_run_has_the_seed_of_its_test(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_checkpoint_that_does_not_say_what_made_it_has_the_seed_of_its_test(tmp_path):
     a = saved(tmp_path, "a", episodes(1))
     for number, seed in enumerate((3, 4)):
-        test = Path(saved(tmp_path / "files", f"t{number}", episodes(number), seed=seed, norm="b")) / "version_1"
-        results = json.loads((test / "results.json").read_text())
-        (test / "results.json").write_text(json.dumps({**results, "tested_checkpoint": f"{number}.ckpt"}))
-        (test.parent / "version_0" / "config.yaml").rename(test / "config.yaml")
+        test = Path(saved(tmp_path / "files", f"t{number}", episodes(number), norm="b")) / "version_1"
+        settings = {**told(test)["settings"], "seed_everything": seed}
+        identify(test, "test", settings)
+        change(test / "results.json", tested_checkpoint=f"{number}.ckpt")
     _, second = compare([a, str(tmp_path / "files")])
     assert second.seeds == (3, 4)
-    config = tmp_path / "files" / "t1" / "version_1" / "config.yaml"
-    config.write_text(config.read_text().replace("seed_everything: 4", "seed_everything: 3"))
-    with pytest.raises(InputError, match=r"tests of 0\.ckpt and 1\.ckpt, .* here 3 for both"):
+    change(test / "run.json", settings={**settings, "seed_everything": 3})
+    with pytest.raises(InputError, match=r"tests of 0\.ckpt and 1\.ckpt, which do not say .* here 3 for both"):
         compare([a, str(tmp_path / "files")])
-
-
-def test_a_configuration_that_would_run_code_does_not(tmp_path, capsys):
-    a, b = saved(tmp_path, "a", episodes(1)), saved(tmp_path, "b", episodes(2))
-    marker = tmp_path / "ran"
-    hostile = f"model: !!python/object/apply:os.system ['touch {marker}']\n"
-    (Path(b) / "version_0" / "config.yaml").write_text(hostile)
-    with pytest.raises(SystemExit):
-        main(["compare", a, b])
-    assert "config.yaml cannot be read" in capsys.readouterr().err and not marker.exists()
 
 
 def test_seeds_that_agree_prove_nothing_by_themselves(tmp_path, capsys):
@@ -324,7 +232,7 @@ def test_seeds_that_agree_prove_nothing_by_themselves(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "± 0.00" not in printed and "yes" not in printed and "for other seeds and other" in printed
     (_, line) = compare([str(tmp_path / "bn"), str(tmp_path / "swbn")])
-    assert line.over_seeds.half_width is None and line.over_both.half_width > 0.015
+    assert line.difference.over_seeds.half_width is None and line.difference.over_both.half_width > 0.015
     assert line.distinguishable is False
 
 

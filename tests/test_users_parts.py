@@ -63,7 +63,7 @@ class Memory(Logger):
         self.kept["metrics"].update(metrics)
 
 
-RUN_FILES = {"results.json", "config.yaml", "environment.json", "metrics.csv", "checkpoints"}
+RUN_FILES = {"results.json", "config.yaml", "run.json", "metrics.csv", "checkpoints"}
 
 
 @pytest.mark.parametrize("how", ["=", "+="])
@@ -111,7 +111,7 @@ def test_real_loggers_get_metrics_settings_and_the_runs_files(kind, more, traine
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "here" / "quickstart" / "version_0" / "results.json").is_file()
     files = {path.name for path in tmp_path.rglob("*") if path.is_file() and {"files", "artifacts"} & set(path.parts)}
-    assert {"results.json", "report.html", "environment.json"} <= files
+    assert {"results.json", "report.html", "run.json"} <= files
     if kind == "MLFlowLogger":
         (run,) = {path.parent for path in tmp_path.glob("tracked/*/*/params")}
         assert (run / "metrics" / "val" / "accuracy").is_file()

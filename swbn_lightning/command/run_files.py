@@ -10,11 +10,10 @@ from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from swbn_lightning.files.writing import write_whole
-from swbn_lightning.runs.environment import ENVIRONMENT_FILE
-from swbn_lightning.runs.folders import CONFIG_FILE
+from swbn_lightning.runs.folders import CONFIG_FILE, RUN_FILE
 
 # What a run writes before it has trained or evaluated anything.
-_FIRST_FILES = (CONFIG_FILE, ENVIRONMENT_FILE, "hparams.yaml", "events.out.tfevents.*")
+_FIRST_FILES = (CONFIG_FILE, RUN_FILE, "hparams.yaml", "events.out.tfevents.*")
 _SENT = ("*.json", "*.csv", "*.png", "*.html")
 
 

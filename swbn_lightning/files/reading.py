@@ -77,7 +77,7 @@ def read_json(path: Path, most: int = _MOST_VALUES[".json"]) -> dict[str, Any]:
         UnreadableFile: anything else, or more than a limit.
     """
     with reading(path), _opened(path) as file:
-        return _mapping(json.loads(file.read()), most)
+        return plain_mapping(json.loads(file.read()), most)
 
 
 def read_yaml(path: Path, link: bool = False) -> dict[str, Any]:
@@ -90,22 +90,19 @@ def read_yaml(path: Path, link: bool = False) -> dict[str, Any]:
     Raises:
         UnreadableFile: anything else, or more than a limit.
     """
-    most = _MOST_VALUES[".yaml"]
     with reading(path), _opened(path, ".yaml", link) as file:
-        text = _SURROGATE.sub(r"\\\\", file.read())
-        _check_references(text, most)  # before they are followed
-        return _mapping(yaml.load(text, _Loader), most)
+        return parse_yaml(file.read())
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file as :func:`flatten` makes it.
+def parse_yaml(text: str) -> dict[str, Any]:
+    """The mapping in a YAML text, as :func:`read_yaml`.
 
     Raises:
-        UnreadableFile: as :func:`read_yaml`.
+        InputError: anything else, or more than a limit; other errors of the parser.
     """
-    content = read_yaml(path)
-    with reading(path):
-        return flatten(content)
+    text, most = _SURROGATE.sub(r"\\\\", text), _MOST_VALUES[".yaml"]
+    _check_references(text, most)  # before they are followed
+    return plain_mapping(yaml.load(text, _Loader), most)
 
 
 def csv_rows(path: Path, columns: Collection[str] = (), log: bool = False) -> Iterator[tuple[int, dict[str, str]]]:
@@ -127,6 +124,10 @@ def csv_rows(path: Path, columns: Collection[str] = (), log: bool = False) -> It
             return
         if missing := [name for name in columns if name not in header]:
             raise InputError(f"it lacks the column {missing[0]!r}")
+        if twice := [name for name in columns if header.count(name) > 1]:
+            raise InputError(
+                f"it has the column {twice[0]!r} {header.count(twice[0])} times; which counts is not known"
+            )
         for number, cells in enumerate(filter(None, lines)):
             if number >= _MOST_ROWS:
                 raise InputError(f"it has more than {_MOST_ROWS} rows")
@@ -241,7 +242,7 @@ class _Bounded(io.RawIOBase):
         return count
 
 
-def _mapping(content: Any, most: int) -> dict[str, Any]:
+def plain_mapping(content: Any, most: int) -> dict[str, Any]:
     if not isinstance(content, dict):
         kind = "nothing" if content is None else f"a {type(content).__name__}"
         raise InputError(f"it holds {kind}, not a mapping")

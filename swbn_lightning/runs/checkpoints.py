@@ -1,9 +1,8 @@
-"""Run folders: ``<root>/<name>/version_<n>`` with logs, configuration, checkpoints and ``results.json``."""
+"""Checkpoint files: which one a path means, the best of several, and what is taken out of one."""
 
-import itertools
 import math
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ from torch import Tensor, nn
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import read_json
 from swbn_lightning.runs.checkpoint_content import plain_content
-from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, _versions
-
-_ALIKE = 2  # parts of a path by which a moved run is known: its name and its version
-_LONGEST_PATH, _MOST_PARTS = 4_096, 64  # of a path that is looked for
+from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, run_versions
 
 
 def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
@@ -36,8 +32,7 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
         return path
     if not path.exists():
         raise InputError(f"checkpoint {path} does not exist; give a .ckpt file or a run folder as runs/NAME.")
-    versions = [folder for _, folder in sorted(_versions(path), reverse=True)]
-    for folder in [path, *versions]:
+    for folder in [path, *reversed(run_versions(path))]:
         found = _checkpoint_of(folder, prefer)
         if found is not None:
             read_checkpoint(found)
@@ -46,82 +41,6 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
         f"{path} holds no {prefer} checkpoint: looked for checkpoints/ and {RESULTS_FILE} there and in its "
         "version_* folders. Has `swbn fit` finished an epoch?"
     )
-
-
-def checked_path(text: str) -> Path:
-    """A path that stands in a run's file, if it can be looked for: each of its parts takes a look in many folders.
-
-    Raises:
-        InputError: it is too long.
-    """
-    path = Path(text)
-    if len(text) > _LONGEST_PATH or len(path.parts) > _MOST_PARTS:
-        raise InputError(
-            f"it names a path of {len(text)} letters and {len(path.parts)} parts; paths of up to {_LONGEST_PATH} "
-            f"letters and {_MOST_PARTS} parts are looked for"
-        )
-    return path
-
-
-def find_source(
-    folder: Path,
-    results: Mapping[str, Any],
-    config: Mapping[str, Any],
-    known: Collection[Path],
-    accepted: Callable[[Path], bool],
-) -> Path | None:
-    """The run from whose checkpoint another one started (a test, or a training that went on), though it was moved.
-
-    Args:
-        folder: of the run that started from it.
-        results: what its ``results.json`` holds.
-        config: its settings, flat.
-        known: resolved folders among which to look.
-        accepted: whether one of these can be it: another run may have taken its place since.
-
-    Raises:
-        InputError: a path that is too long to be looked for.
-    """
-
-    def fits(path: Path | None) -> bool:
-        return path is not None and path in known and accepted(path)
-
-    here = folder.resolve()
-    if isinstance(near := results.get("tested_run"), str) and fits(beside := (here / checked_path(near)).resolve()):
-        return beside
-    given = results.get("tested_checkpoint") or config.get("ckpt_path")
-    if not isinstance(given, str) or len(checked_path(given).parts) < 3:
-        return None
-    written = Path(given).parents[1]
-    # Renamed together with the run, which knows its own old name, under which there may be others by now.
-    sibling, name = here.parent / written.name, Path(str(config.get("run.name"))).name
-    if name == written.parent.name != here.parent.name and fits(sibling):
-        return sibling
-    there = _as_the_command_saw(written, here, config)
-    if fits(there):
-        return there
-    # Moved, then: of those of its name and version the nearest to the run and, of equals, the one most like its path.
-    alike = {path: (_alike(path.parts, here.parts), _alike(path.parts[::-1], written.parts[::-1])) for path in known}
-    alike = {path: nearness for path, nearness in alike.items() if nearness[1] >= _ALIKE and fits(path)}
-    found = [path for path, nearness in alike.items() if nearness == max(alike.values())]
-    if len(found) == 1:
-        return found[0]
-    return written.resolve() if fits(written.resolve()) else None
-
-
-def _as_the_command_saw(written: Path, here: Path, config: Mapping[str, Any]) -> Path | None:
-    """What a path meant in the directory of a run's command; None where that is not known: the run was moved."""
-    own = Path(str(config.get("run.root")), str(config.get("run.name"))).parts
-    if here.parent.parts[-len(own) :] != own:
-        return None
-    if written.is_absolute():
-        return written.resolve()
-    return None if own[0] == here.anchor else Path(*here.parent.parts[: -len(own)], written).resolve()
-
-
-def _alike(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many parts are the same from the beginning."""
-    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
 
 
 def load_backbone(backbone: nn.Module, path: str | Path) -> None:

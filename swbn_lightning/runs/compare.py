@@ -9,7 +9,7 @@ hard for both. In the mean of the differences it cancels, so the interval of tha
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -22,17 +22,18 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import table_console
 from swbn_lightning.files.writing import csv_text, output_file, write_output
+from swbn_lightning.runs.episodes import SavedTest, find_tests
 from swbn_lightning.runs.intervals import (
     CONFIDENCE,
+    Difference,
     Interval,
     corrected,
+    difference,
     mean_interval,
-    paired_difference,
-    two_way_difference,
 )
-from swbn_lightning.runs.saved_tests import SavedTest, find_tests
 
 _NONE = "–"
+_NO_DIFFERENCE = Difference(None, None, None)
 _Tests = dict[int | str, tuple[float, ...]]  # accuracies by a training's identity: its seed, if it has one
 
 
@@ -51,22 +52,16 @@ class Comparison(NamedTuple):
     seeds: tuple[int | None, ...]  # one a training; None of one without a seed
     episodes: int  # that all runs of the table share
     accuracy: Interval  # over the episodes; of several seeds over the seeds
-    over_episodes: Interval | None  # the difference to the first run on each episode (of common seeds, their mean)
-    over_seeds: Interval | None  # the difference to the first run, seed by seed
-    over_both: Interval | None = None  # the same difference for other seeds and other episodes, of two seeds or more
+    difference: Difference | None = None  # to the first run; None for that one
     paired_seeds: tuple[int, ...] = ()  # that both have, of which the differences are
     comparisons: int = 1  # with the first run, in this table
     corrected: Interval | None = None  # the deciding interval, so wide that all of the table are right in 95% of cases
 
     @property
-    def deciding(self) -> Interval | None:
-        """The interval that decides: over seeds and episodes where seeds are in common, else over the episodes."""
-        return self.over_episodes if self.over_both is None else self.over_both
-
-    @property
     def distinguishable(self) -> bool | None:
-        """Whether that interval leaves out zero; None for the first run, and where there is no interval."""
-        return None if self.deciding is None else self.deciding.leaves_out_zero
+        """Whether the deciding interval leaves out zero; None for the first run, and where there is no interval."""
+        found = self.difference.deciding if self.difference else None
+        return None if found is None else found.leaves_out_zero
 
     @property
     def distinguishable_among_all(self) -> bool | None:
@@ -100,12 +95,12 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
 
     Args:
         runs: two or more, each ``PATH`` or ``LABEL=PATH``: the folder of a test, a run (``runs/NAME``), or a folder of
-            runs that differ in their seeds alone. Of several tests of one seed the newest of the newest training
+            runs that differ in their seeds only. Of several tests of one seed the newest of the newest training
             counts, by the times that the runs wrote down. A training without a seed is paired with no other.
 
     Raises:
-        InputError: fewer than two; a path without a test of episodes; a test whose training is not found; trainings
-            under one path that differ in more than the seed; several tests of which the newest is not known; a test
+        InputError: fewer than two; a path without a test of episodes; trainings under one path that differ in more than
+            the seed; several tests of which the newest is not known; a test
             whose accuracy is not that of its episodes; no setting that all have; the same setting on other episodes.
     """
     if len(runs) < 2:
@@ -132,8 +127,9 @@ def as_csv(lines: Sequence[Comparison]) -> str:
     columns = [column for name in names for column in (name, f"{name}_std", f"{name}_ci95")]
     rows = []
     for line in lines:
-        intervals = (line.accuracy, line.over_episodes, line.over_seeds, line.over_both)
-        values = [value for found in intervals for value in (found[:3] if found else (None, None, None))]
+        found = line.difference or _NO_DIFFERENCE
+        intervals = (line.accuracy, found.over_episodes, found.over_seeds, found.over_both)
+        values = [value for own in intervals for value in (own[:3] if own else (None, None, None))]
         known = [seed for seed in line.seeds if seed is not None]
         seeds, paired = (" ".join(map(str, own)) for own in (known, line.paired_seeds))
         verdicts = (line.distinguishable, line.comparisons, line.distinguishable_among_all)
@@ -171,28 +167,20 @@ def _check_same_episodes(setting: str, of_runs: list[tuple[str, list[SavedTest]]
         for test in tests:
             if test.episodes_id != first.episodes_id:
                 raise InputError(
-                    f"{setting}: {test.folder} ({label}) and {first.folder} ({first_label}) were tested on other "
-                    "episodes: their classes, images a class or seed of the episodes (data.eval_seed) differ."
+                    f"{setting}: {test.run.folder} ({label}) and {first.run.folder} ({first_label}) were tested on "
+                    "other episodes: their classes, images a class or seed of the episodes (data.eval_seed) differ."
                 )
 
 
 def _lines(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> list[Comparison]:
     number = min(len(test.accuracies) for _, tests in of_runs for test in tests)  # a prefix is the shorter evaluation
-    base = {test.identity: test.accuracies[:number] for test in of_runs[0][1]}
+    base = {test.training.identity: test.accuracies[:number] for test in of_runs[0][1]}
     lines = []
     for label, tests in of_runs:
-        own = {test.identity: test.accuracies[:number] for test in tests}
-        accuracy = mean_interval(_of_each(own)) if len(own) > 1 else mean_interval(next(iter(own.values())))
-        line = Comparison(
-            setting,
-            label,
-            tuple(test.seed for test in tests),
-            number,
-            accuracy,
-            None,
-            None,
-            comparisons=len(of_runs) - 1,
-        )
+        own = {test.training.identity: test.accuracies[:number] for test in tests}
+        accuracy = mean_interval(_means(own.values()) if len(own) > 1 else next(iter(own.values())))
+        seeds = tuple(test.training.seed for test in tests)
+        line = Comparison(setting, label, seeds, number, accuracy, comparisons=len(of_runs) - 1)
         lines.append(line if label == of_runs[0][0] else _compared(line, own, base))
     return lines
 
@@ -200,34 +188,21 @@ def _lines(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> list[Com
 def _compared(line: Comparison, own: _Tests, base: _Tests) -> Comparison:
     """The line with its differences, of the seeds that both have; without any, of the means over each one's seeds."""
     common = [seed for seed in own if isinstance(seed, int) and seed in base]
-    sides = [[side[key] for key in common or side] for side in (own, base)]
-    both = len(common) > 1 and line.episodes > 1
-
-    def decide(confidence: float) -> Interval:
-        if both:
-            return two_way_difference(*sides, confidence=confidence)
-        return paired_difference(*(_mean_of_each_episode(side) for side in sides), confidence=confidence)
-
-    return line._replace(
-        over_episodes=paired_difference(*(_mean_of_each_episode(side) for side in sides)),
-        over_seeds=paired_difference(*([fmean(values) for values in side] for side in sides)) if common else None,
-        over_both=decide(CONFIDENCE) if both else None,
-        paired_seeds=tuple(common),
-        corrected=decide(corrected(line.comparisons)),
+    first, second = ([side[key] for key in common or side] for side in (own, base))
+    means = (_means(first), _means(second)) if common else ([], [])
+    found, wide = (
+        difference(*means, (first, second), confidence) for confidence in (CONFIDENCE, corrected(line.comparisons))
     )
+    return line._replace(difference=found, paired_seeds=tuple(common), corrected=wide.deciding)
 
 
-def _of_each(tests: _Tests) -> list[float]:
-    return [fmean(values) for values in tests.values()]
-
-
-def _mean_of_each_episode(tests: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(values) for values in zip(*tests, strict=True)]
+def _means(tests: Iterable[Sequence[float]]) -> list[float]:
+    return [fmean(values) for values in tests]
 
 
 def _table(setting: str, lines: list[Comparison]) -> Table:
     table = Table(title=escape(f"{setting}, {lines[0].episodes} episodes"), title_justify="left")
-    several, many = any(line.over_both for line in lines), lines[0].comparisons > 1
+    several, many = any(line.difference and line.difference.over_both for line in lines), lines[0].comparisons > 1
     headings = ["run", "seeds", "accuracy ± 95%", "difference, paired episodes ± 95%"]
     headings += ["paired seeds ± 95%", "for other seeds and episodes ± 95%"] if several else []
     headings += ["distinguishable", *([f"as one of {lines[0].comparisons}"] if many else [])]
@@ -236,9 +211,10 @@ def _table(setting: str, lines: list[Comparison]) -> Table:
         table.add_column(heading, justify="left" if heading == "run" else "right", overflow="fold")
     for line in lines:
         cells: list[str | Text] = [Text(line.label), str(len(line.seeds)), _percent(line.accuracy, "")]
-        cells.append(_percent(line.over_episodes, "+"))
+        found = line.difference or _NO_DIFFERENCE
+        cells.append(_percent(found.over_episodes, "+"))
         if several:
-            cells += [_percent(line.over_seeds, "+"), _percent(line.over_both, "+")]
+            cells += [_percent(found.over_seeds, "+"), _percent(found.over_both, "+")]
         verdicts = (line.distinguishable, *([line.distinguishable_among_all] if many else []))
         table.add_row(*cells, *({True: "yes", False: "no", None: _NONE}[verdict] for verdict in verdicts))
     return table
@@ -271,7 +247,7 @@ def _notes(lines: list[Comparison]) -> list[str]:
                 f"The difference of {line.label} is of the seeds that {base.label} has, too: {seeds}. Accuracies are "
                 "of all seeds of each, so theirs is another difference."
             )
-    if any(line.over_both for line in others):
+    if any(line.difference and line.difference.over_both for line in others):
         notes.append(
             "Seeds share their test episodes, so what decides is the interval for other seeds and other episodes: over "
             "seeds only, the episodes' luck would not show, and over episodes only, the seeds' would not."
@@ -283,6 +259,6 @@ def _notes(lines: list[Comparison]) -> list[str]:
             f"{100 * chance:.0f} % of them are expected to look distinguishable. The last column is corrected for that "
             f"(Bonferroni: each at {100 * corrected(base.comparisons):.2f} %)."
         )
-    if any(line.over_seeds is None for line in others):
+    if any(not line.paired_seeds for line in others):
         notes.append("Runs without a training seed in common are paired by episodes alone.")
     return notes

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-ENVIRONMENT_FILE = "environment.json"
-
 
 def environment(*packages: str) -> dict[str, Any]:
     """Device, Python and package versions, torch always among them."""

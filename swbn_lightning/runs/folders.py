@@ -2,29 +2,20 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.writing import write_whole
 
+RUN_FILE = "run.json"  # which run it is: docs/report.md
 RESULTS_FILE = "results.json"
-
-
-CONFIG_FILE = "config.yaml"
-
-
-# Beside the results of an evaluation: a copy of the configuration of the run whose checkpoint was evaluated.
-TRAINING_FILE = "training.yaml"
-
-
-# Beside the results of a test of episodes: a row an episode, with its accuracy.
-EPISODES_FILE = "episodes.csv"
-
-
+CONFIG_FILE = "config.yaml"  # for people, and for `--config`
+METRICS_FILE = "metrics.csv"
+EPISODES_FILE = "episodes.csv"  # of a test of episodes: a row an episode, with its accuracy
+STUDY_FILE = "study.csv"
 LAST_CHECKPOINT = "last.ckpt"  # of every epoch's end, whatever its accuracy
-
-
 _VERSION = re.compile("version_[0-9]{1,9}")
 
 
@@ -35,7 +26,7 @@ def new_run_folder(root: str | Path, name: str) -> Path:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"no run folder can be made at {base}: {error.strerror or error}.") from error
-    number = max((n for n, _ in _versions(base)), default=-1) + 1
+    number = max((_number(folder) for folder in run_versions(base)), default=-1) + 1
     while True:
         folder = base / f"version_{number}"
         try:
@@ -47,21 +38,15 @@ def new_run_folder(root: str | Path, name: str) -> Path:
 
 def run_versions(base: str | Path) -> list[Path]:
     """The ``version_<n>`` folders of a run's name, oldest first."""
-    return [folder for _, folder in sorted(_versions(Path(base)))]
-
-
-def write_results(folder: Path, results: dict[str, Any]) -> Path:
-    """Write ``results.json`` whole or not at all."""
-    return write_whole(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
-
-
-def run_of(checkpoint: str | Path) -> Path | None:
-    """``…/version_0`` of ``…/version_0/checkpoints/last.ckpt``; None for a file that lies elsewhere."""
-    folder = Path(checkpoint).parent
-    return folder.parent if folder.name == "checkpoints" else None
-
-
-def _versions(base: Path) -> list[tuple[int, Path]]:
     # Other digits than these, as ², are no numbers, and of a very long one Python makes none.
-    folders = (p for p in base.glob("version_*") if _VERSION.fullmatch(p.name) and p.is_dir())
-    return [(int(p.name[8:]), p) for p in folders]
+    folders = (p for p in Path(base).glob("version_*") if _VERSION.fullmatch(p.name) and p.is_dir())
+    return sorted(folders, key=_number)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write ``run.json`` or ``results.json`` whole or not at all."""
+    return write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("version_"))

@@ -124,6 +124,48 @@ def two_way_difference(
     return Interval(mean, None, half if half > _ROUNDING else None, total)
 
 
+class Difference(NamedTuple):
+    """By how much one side of pairs is above the other."""
+
+    over_seeds: Interval | None  # for other seeds, on these episodes or images
+    over_episodes: Interval | None  # for other episodes, with these networks
+    over_both: Interval | None  # for other seeds and other episodes
+
+    @property
+    def deciding(self) -> Interval | None:
+        """The one that decides: of seeds that share their episodes that over both, of one seed that over episodes.
+
+        Where no episodes were saved it is that over seeds.
+        """
+        if self.over_both is not None:
+            return self.over_both
+        several = self.over_seeds is not None and self.over_seeds.number > 1
+        return self.over_seeds if several or self.over_episodes is None else self.over_episodes
+
+
+def difference(
+    values: Sequence[float],
+    baseline: Sequence[float],
+    episodes: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None,
+    confidence: float = CONFIDENCE,
+) -> Difference:
+    """The difference between two sides seed by seed and, where both were tested on the same ones, episode by episode.
+
+    Args:
+        values: one a seed; none where the sides have no seed in common.
+        baseline: of the same seeds.
+        episodes: of both sides a row a seed, of its accuracies on the same episodes; without a seed in common any rows.
+        confidence: as :func:`mean_interval`.
+    """
+    over_seeds = paired_difference(values, baseline, confidence=confidence) if values else None
+    if episodes is None:
+        return Difference(over_seeds, None, None)
+    means = [[statistics.fmean(own) for own in zip(*side, strict=True)] for side in episodes]
+    over_episodes = paired_difference(*means, confidence=confidence)
+    both = len(values) > 1 and len(means[0]) > 1
+    return Difference(over_seeds, over_episodes, two_way_difference(*episodes, confidence=confidence) if both else None)
+
+
 def _same_shape(baseline: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> np.ndarray:
     shapes = [(len(side), *{len(row) for row in side}) for side in (values, baseline)]
     if len(shapes[0]) != 2 or shapes[0] != shapes[1] or min(shapes[0]) < 2:

@@ -6,12 +6,12 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.study.cells import Experiment, grid
-from benchmarks.study.observations import _paper_figure
 from cli import main
 from fewshot.datasets import registry
 from swbn_lightning.data import ImageSet
 from swbn_lightning.runs.paper import paper_figures
+from swbn_lightning.runs.study.cells import Experiment, grid
+from swbn_lightning.runs.study.observations import _paper_figure
 from swbn_lightning.training.schedules import PiecewiseConstantLR
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"

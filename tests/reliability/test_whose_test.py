@@ -1,102 +1,113 @@
-"""Whose a test is: a training that took the place of another one is not the one that was tested."""
+"""Whose a test is, by the ids that runs wrote down: wherever the folders are, and whatever they are called now."""
 
 import csv
-import json
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from cli import main
 from swbn_lightning.errors import InputError
 from swbn_lightning.runs.compare import compare
-from tests.reliability.test_odd_run_files import DAY, ONE_TEST, change, make_tested
-from tests.report.made_runs import make_fit
+from tests.made_runs import DAY, change, identify, make_fit, make_test, told
 from tests.report.page_reader import report
 from tests.test_compare import episodes, saved
 
+ONE_TEST = "test, 5-way 1-shot, %"
 
-@pytest.fixture(autouse=True)
-def _quick_pictures(monkeypatch):
-    monkeypatch.setattr("swbn_lightning.runs.page.html.to_png", lambda figure: b"")
-
-
-def trained(folder, day, norm="bn", seed=0):
-    """A training that ended at a day and started on the day before."""
-    fit = make_fit(folder, norm, seed)
-    change(fit / "results.json", ended=DAY.format(day, 0))
-    change(fit / "environment.json", started=DAY.format(day - 1, 0))
-    return fit
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
-def shown(page):
+def shown(*paths, output):
     """The runs of a page by name with the test on each of their lines."""
-    return {row["run"]: row.get(ONE_TEST, "–").partition(" ")[0] for row in page.table("run")}
+    return {row["run"]: row.get(ONE_TEST, "–").partition(" ")[0] for row in report(*paths, output=output).table("run")}
 
 
-def the_place_is_taken(root, norm, seed, day=5):
-    """A tested training is renamed, and another one takes its name; the test lies elsewhere."""
-    fit = trained(root / "a" / "version_0", 2)
-    test = make_tested(root / "t" / "version_0", fit, 0.75, ended=DAY.format(3, 0))
-    (root / "a").rename(root / "a_old")
-    trained(root / "a" / "version_0", day, norm, seed)
-    return test
+def flat(accuracy):
+    return [accuracy] * 10
 
 
-TAKEN = [("swbn-fro", 7, 5), ("swbn-fro", 0, 2), ("bn", 7, 2), ("bn", 0, 5)]
-
-
-@pytest.mark.parametrize("norm,seed,day,copy", [*((*own, True) for own in TAKEN), ("swbn-fro", 7, 5, False)])
-def test_a_test_is_not_shown_as_that_of_the_training_that_took_the_name_of_its_own(tmp_path, norm, seed, day, copy):
-    test = the_place_is_taken(tmp_path / "n", norm, seed, day)
-    if not copy:  # as before tests kept that: then the times tell
-        (test / "training.yaml").unlink()
-    lines = shown(report(tmp_path / "n", output=tmp_path / "page.html"))
-    assert lines["a"] == lines["a_old"] == "–" and lines["t"] == "75.00"
-
-
-def test_compare_does_not_date_a_test_by_the_training_that_took_the_place_of_its_own(tmp_path):
-    other = make_tested(tmp_path / "o" / "version_1", trained(tmp_path / "o" / "version_0", 2), 0.5, DAY.format(3, 0))
-    the_place_is_taken(tmp_path / "n", "swbn-fro", 7)
-    (line, _) = compare([str(tmp_path / "n" / "t"), str(other)])
+@pytest.mark.parametrize(("norm", "seed"), [("swbn-fro", 7), ("swbn-fro", 0), ("bn", 7), ("bn", 0)])
+def test_a_test_is_not_that_of_the_training_that_took_the_name_of_its_own(tmp_path, norm, seed):
+    make_test(tmp_path / "n/t/version_0", make_fit(tmp_path / "n/a/version_0"), 0.75, episodes=flat(0.75))
+    (tmp_path / "n/a").rename(tmp_path / "n/a_old")
+    make_fit(tmp_path / "n/a/version_0", norm, seed)
+    assert shown(tmp_path / "n", output=tmp_path / "page.html") == {"a": "–", "a_old": "75.00"}
+    (line, _) = compare([str(tmp_path / "n"), saved(tmp_path, "other", flat(0.5))])
     assert line.seeds == (0,) and line.accuracy.mean == pytest.approx(0.75)
-    # Else it would be of the newest training.
-    make_tested(
-        tmp_path / "n" / "b" / "version_1", trained(tmp_path / "n" / "b" / "version_0", 4), 0.25, DAY.format(6, 0)
-    )
-    with pytest.raises(InputError, match=r"which of .*n/t/version_0 and .*n/b/version_1 is newer: when it was trained"):
-        compare([str(tmp_path / "n"), str(other)])
 
 
-def test_the_absolute_path_counts_where_another_training_is_beside_a_moved_test(tmp_path):
-    fit = trained(tmp_path / "one" / "a" / "version_0", 2, "bn", 1)
-    trained(tmp_path / "two" / "a" / "version_0", 5, "swbn-fro", 2)
-    test = make_tested(tmp_path / "two" / "t" / "version_0", fit, 0.75, DAY.format(3, 0))
-    change(test / "results.json", tested_run="../../a/version_0")
-    assert shown(report(tmp_path / "two", output=tmp_path / "page.html")) == {"a": "–", "t": "75.00"}
-    lines = shown(report(tmp_path / "one", tmp_path / "two", output=tmp_path / "page.html"))
-    assert {name.partition("/")[0]: value for name, value in lines.items()} == {"one": "75.00", "two": "–"}
-    older = make_tested(tmp_path / "one" / "t" / "version_0", fit, 0.5, DAY.format(2, 1))
-    shutil.move(older, tmp_path / "two" / "t" / "version_1")
-    (line, _) = compare([str(tmp_path / "two" / "t"), str(test)])  # both of one training, which is not in that path
-    assert line.seeds == (1,) and line.accuracy.mean == pytest.approx(0.75)
+def test_the_newest_training_counts_though_an_older_one_was_tested_last_and_though_they_are_gone(tmp_path):
+    fits = [make_fit(tmp_path / f"n/version_{number}") for number in range(2)]
+    for number, fit in reversed(list(enumerate(fits))):
+        accuracy = (0.25, 0.75)[number]
+        make_test(tmp_path / f"n/version_{number + 2}", fit, accuracy, episodes=flat(accuracy))
+    runs = [str(tmp_path / "n"), saved(tmp_path, "other", flat(0.5))]
+    page = tmp_path / "page.html"
+    for gone in (None, 0, 1):
+        if gone is not None:
+            shutil.rmtree(fits[gone])
+        assert compare(runs)[0].accuracy.mean == pytest.approx(0.75)
+        chosen = [float(row["value"]) for row in report(*runs, output=page).links["accuracy.csv"]]
+        assert chosen == [0.75, 0.5]
 
 
-def test_where_an_older_training_is_gone_its_test_is_not_the_newest(tmp_path):
-    for version, day in ((0, 2), (1, 3)):
-        fit = trained(tmp_path / "n" / f"version_{version}", day)
-        make_tested(tmp_path / "n" / f"version_{version + 2}", fit, 0.25 + version / 2, DAY.format(6 - version, 0))
-    other = make_tested(tmp_path / "o" / "version_1", trained(tmp_path / "o" / "version_0", 2), 0.5, DAY.format(3, 0))
-    runs = [str(tmp_path / "n"), str(other)]
-    assert compare(runs)[0].accuracy.mean == pytest.approx(0.75)
-    shutil.rmtree(tmp_path / "n" / "version_0")
-    with pytest.raises(
-        InputError, match=r"it cannot be told which of .*version_2 and .*version_3 is newer: when it was"
-    ):
-        compare(runs)
-    shutil.rmtree(tmp_path / "n" / "version_1")  # of neither: by the times of the tests
-    assert compare(runs)[0].accuracy.mean == pytest.approx(0.25)
+TIMES = [
+    (DAY.format(1, 1), DAY.format(1, 2)),
+    (DAY.format(1, 0), DAY.format(2, 0)),
+    ("2026-01-02T00:30:00+02:00", "2026-01-01T23:00:00"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), TIMES)
+@pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
+def test_the_newest_test_is_that_which_says_so(tmp_path, old, new, numbers):
+    fit = make_fit(tmp_path / "n/version_0")
+    for number, accuracy, started in zip(numbers, (0.25, 0.75), (old, new), strict=True):
+        test = make_test(tmp_path / f"n/version_{number}", fit, accuracy, episodes=flat(accuracy))
+        change(test / "run.json", started=started)
+    (line, _) = compare([str(tmp_path / "n"), saved(tmp_path, "other", flat(0.5))])
+    assert line.accuracy.mean == pytest.approx(0.75)
+    assert list(shown(tmp_path / "n", output=tmp_path / "page.html").values()) == ["75.00"]
+
+
+@pytest.mark.parametrize("started", [None, "yesterday", 5, DAY.format(1, 0)])
+def test_where_none_says_when_it_is_not_guessed(tmp_path, started):
+    fit = make_fit(tmp_path / "n/version_0")
+    for number, accuracy in ((1, 0.25), (2, 0.75)):
+        test = make_test(tmp_path / f"n/version_{number}", fit, accuracy, episodes=flat(accuracy))
+        change(test / "run.json", started=started)
+    other = saved(tmp_path, "other", flat(0.5))
+    with pytest.raises(InputError, match=r"cannot be told which of .*version_[12] and .*version_[12] is newer.*delete"):
+        compare([str(tmp_path / "n"), other])
+    page = report(tmp_path / "n")
+    assert "it cannot be told which of" in page.text and ONE_TEST not in page.table("run")[0]
+    (line, _) = compare([str(tmp_path / "n" / "version_1"), other])
+    assert line.accuracy.mean == pytest.approx(0.25)
+
+
+def test_a_copy_is_the_same_run_and_one_made_while_it_ran_does_not_count(tmp_path):
+    fit = make_fit(tmp_path / "n/a/version_0")
+    change(fit / "results.json", ended=DAY.format(2, 0))
+    shutil.copytree(tmp_path / "n/a", tmp_path / "n/0_copy")
+    (tmp_path / "n/0_copy/version_0/results.json").unlink()
+    test = make_test(tmp_path / "n/a/version_1", fit, 0.75, episodes=flat(0.75))
+    shutil.copytree(tmp_path / "n/a", tmp_path / "n/copy")
+    page = report(tmp_path / "n")
+    (row,) = page.table("run")
+    assert row[ONE_TEST].startswith("75.00") and row["state"] == "finished" and "missing" not in page.text
+    (line, _) = compare([str(tmp_path / "n"), str(test)])
+    assert line.seeds == (0,)
+
+
+def test_an_id_that_two_runs_claim_is_held_by_neither(tmp_path):
+    fit = make_fit(tmp_path / "n/a/version_0")
+    make_test(tmp_path / "n/a/version_1", fit, 0.75, episodes=flat(0.75))
+    make_fit(tmp_path / "n/theirs/version_0", "swbn-fro")
+    change(tmp_path / "n/theirs/version_0/run.json", id=told(fit)["id"])
+    page = report(tmp_path / "n")
+    assert "is that of another run, too" in page.text
+    assert sorted(row.get(ONE_TEST) for row in page.table("run")) == ["75.00 ± 0.23", "–", "–"]
+    assert page.table("run")[1]["state"] == "tested; its training is not among these runs"
 
 
 @pytest.mark.parametrize("seed", [False, None, "0", 0.0])
@@ -105,22 +116,33 @@ def test_trainings_without_a_seed_are_each_its_own(tmp_path, seed):
     for number in (0, 1):
         saved(tmp_path / "x", f"n{number}", values[number], seed=seed, norm="x")
     saved(tmp_path / "x", "n0", values[2], seed=seed, norm="x", version=2)  # a later test of the first one
+    shutil.copytree(tmp_path / "x" / "n0", tmp_path / "x" / "copy")
     y = saved(tmp_path, "y", episodes(3), seed=0)
     for runs in ([str(tmp_path / "x"), y], [y, str(tmp_path / "x")]):
         lines = {line.label: line for line in compare(runs)}
         own, last = lines[str(tmp_path / "x")], lines[runs[1]]
-        assert own.seeds == (None, None) and last.paired_seeds == () and last.over_seeds is None
+        assert (
+            own.seeds == (None, None)
+            and last.paired_seeds == ()
+            and not (last.difference and last.difference.over_seeds)
+        )
         assert own.accuracy.mean == pytest.approx((values[1].mean() + values[2].mean()) / 2)
     main(["compare", *runs, "--output", str(tmp_path / "x.csv")])
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
     assert [(row["seeds"], row["paired_seeds"]) for row in rows] == [("0", ""), ("", "")]
 
 
-def test_a_training_without_a_seed_and_its_copy_are_one(tmp_path):
-    fit = trained(tmp_path / "n" / "a" / "version_0", 2, seed=False)
-    test = make_tested(tmp_path / "n" / "a" / "version_1", fit, 0.75, DAY.format(3, 0))
-    shutil.copytree(tmp_path / "n" / "a", tmp_path / "n" / "copy")
-    (line, _) = compare([str(tmp_path / "n"), str(test)])
-    assert line.seeds == (None,)
-    results = json.loads((test / "results.json").read_text())
-    assert results["tested_run"] == os.path.relpath(fit, test) and Path(results["tested_checkpoint"]).is_file()
+def test_what_makes_no_other_training(tmp_path):
+    free = {
+        "run.root": "x", "trainer.default_root_dir": "x", "trainer.logger[0].class_path": "x", "weights_only": True,
+        "data.init_args.root": "x", "checkpoint.dirpath": "x", "ckpt_path": "x", "data.init_args.test.ways": 3,
+        "model.nothing": None,
+    }  # fmt: skip
+    for seed, settings in ((0, {}), (1, free)):
+        folder = tmp_path / "n" / f"s{seed}"
+        fit = identify(folder / "version_0", "fit", {"seed_everything": seed, "model.norm": "bn", **settings})
+        make_test(folder / "version_1", fit, 0.5 + seed / 4, episodes=flat(0.5 + seed / 4))
+    (line, _) = compare([str(tmp_path / "n"), saved(tmp_path, "other", flat(0.5))])
+    assert line.seeds == (0, 1)
+    (means,) = report(tmp_path / "n").table("runs")
+    assert means["seeds"] == "2"

@@ -4,7 +4,7 @@ import pytest
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten
-from swbn_lightning.runs.page.nested import ABSENT, differences
+from swbn_lightning.runs.settings import ABSENT, differences, group_key
 
 
 def test_flat_settings():
@@ -21,6 +21,7 @@ def test_flat_settings():
 def test_what_differs():
     first = {"same": 1, "kind": 1, "list": [1], "only": 2, "options": None, "null": None}
     second = {"same": 1, "kind": True, "list": [1, 2], "options.step_size": 0.1, "null": None}
+    assert (group_key(first) == group_key(second)) is False and group_key(first) == group_key({**first, "run.root": 1})
     assert differences([first, second]) == {
         "kind": [1, True],
         "list": [[1], [1, 2]],
@@ -28,6 +29,6 @@ def test_what_differs():
         "options.step_size": [ABSENT, 0.1],
     }
     assert differences([first]) == differences([first, dict(first)]) == differences([]) == {}
-    # Nothing against something is a difference; with nothing below it, nothing hides it.
-    assert differences([{"a": None}, {"a": 1}]) == {"a": [None, 1]}
-    assert differences([{"a": None}, {}]) == {"a": [None, ABSENT]}
+    # Nothing against something is a difference; against nothing it is none.
+    assert differences([{"a": None}, {"a": 1}]) == {"a": [ABSENT, 1]}
+    assert differences([{"a": None}, {}, {"a": {}}]) == {} and group_key({"a": None}) == group_key({})

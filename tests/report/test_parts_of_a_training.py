@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.report.made_runs import make_fit, make_test
+from tests.made_runs import make_fit, make_test
 from tests.report.page_reader import report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -14,7 +14,7 @@ VALIDATION, TEST = "while training: val, %", "test, 5-way 1-shot, %"
 
 def go_on(folder, source, **more):
     """A training that went on from another one's checkpoint; of epoch ``e`` the accuracy is ``0.5 + 0.1 * e``."""
-    return make_fit(folder, settings={"ckpt_path": str(source / "checkpoints" / "last.ckpt")}, **more)
+    return make_fit(folder, source=source, **more)
 
 
 def without_results(folder):

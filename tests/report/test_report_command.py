@@ -2,16 +2,18 @@
 
 import json
 import platform
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
-import yaml
 
 from cli import _COMMANDS, main
-from tests.report.made_runs import make_fit
+from swbn_lightning.files.reading import flatten, read_yaml
+from swbn_lightning.runs.checkpoints import read_checkpoint
+from tests.made_runs import make_fit, told
 from tests.report.page_reader import Page
 
 REPOSITORY = Path(__file__).parents[2]
@@ -39,26 +41,48 @@ def results(folder):
     return json.loads((folder / "results.json").read_text())["results"]
 
 
-def test_a_run_says_where_and_how_it_ran(trained):
+def test_a_run_says_which_it_is_and_where_and_how_it_ran(trained):
     folder, given, before = trained
-    fit, resumed, test = (json.loads((folder / f"version_{n}" / "environment.json").read_text()) for n in range(3))
-    assert [found["stage"] for found in (fit, resumed, test)] == ["fit", "fit", "test"]
-    assert fit["command"] == "swbn fit " + " ".join([*given, "--run.report=true"]) and fit["seed"] == 5
-    assert test["command"].startswith("swbn test ") and fit["device"].startswith("CPU, ")
-    assert fit["torch"] == torch.__version__.split("+")[0] or fit["torch"] == torch.__version__
-    assert fit["pytorch-lightning"] == pl.__version__ and fit["Python"] == platform.python_version()
-    assert (fit["processes"], fit["precision"], fit["threads"]) == (1, "32-true", torch.get_num_threads())
+    fit, resumed, test = (told(folder / f"version_{n}") for n in range(3))
+    assert [found["kind"] for found in (fit, resumed, test)] == ["fit", "fit", "test"]
+    assert fit["command"] == "swbn fit " + " ".join([*given, "--run.report=true"])
     assert before <= datetime.fromisoformat(fit["started"]) <= datetime.now(UTC)
+    found = fit["environment"]
+    assert test["command"].startswith("swbn test ") and found["device"].startswith("CPU, ") and found["seed"] == 5
+    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
+    assert found["pytorch-lightning"] == pl.__version__ and found["Python"] == platform.python_version()
+    assert (found["processes"], found["precision"], found["threads"]) == (1, "32-true", torch.get_num_threads())
+    assert fit["settings"] == flatten(read_yaml(folder / "version_0" / "config.yaml"))
 
 
-def test_a_test_keeps_the_settings_of_its_training(trained):
+def test_what_went_on_and_what_tested_know_their_source_by_its_id(trained):
     folder, *_ = trained
-    told = json.loads((folder / "version_2" / "results.json").read_text())
-    assert told["tested_run"] == "../version_1" and Path(told["tested_checkpoint"]).is_file()
-    kept, training = folder / "version_2" / "training.yaml", folder / "version_1" / "config.yaml"
-    settings = [yaml.safe_load(path.read_text()) for path in (kept, training, folder / "version_2" / "config.yaml")]
-    assert settings[0] == settings[1] != settings[2]
-    assert "tested_run" not in json.loads((folder / "version_1" / "results.json").read_text())
+    fit, resumed, test = (told(folder / f"version_{n}") for n in range(3))
+    assert len({fit["id"], resumed["id"], test["id"]}) == 3
+    assert (fit["from"], resumed["from"], test["from"]) == (None, fit["id"], resumed["id"])
+    assert fit["trained"] is None and resumed["trained"] is None
+    kept = test["trained"]
+    assert (kept["id"], kept["started"]) == (resumed["id"], resumed["started"])
+    assert kept["settings"]["trainer.max_epochs"] == 3 and kept["settings"]["seed_everything"] == 5
+    assert not any(key.startswith(("run", "ckpt_path")) for key in kept["settings"])
+    for checkpoint in (folder / "version_1" / "checkpoints").iterdir():
+        assert read_checkpoint(checkpoint)["run"] == kept
+
+
+def test_a_checkpoint_outside_of_its_folder_and_weights_alone_in_it(trained, tmp_path):
+    folder, given, _ = trained
+    (source,) = (folder / "version_1" / "checkpoints").glob("epoch*.ckpt")
+    shutil.copy(source, tmp_path / "mine.ckpt")
+    content = read_checkpoint(source)
+    shutil.copytree(folder / "version_1", tmp_path / "weights" / "version_0")
+    torch.save({**content, "run": {"id": "../x"}}, tmp_path / "weights" / "version_0" / "checkpoints" / "w.ckpt")
+    torch.save({**content, "run": {"id": "../x"}}, tmp_path / "w.ckpt")
+    for path, known in (("mine.ckpt", True), ("weights/version_0/checkpoints/w.ckpt", True), ("w.ckpt", False)):
+        name = f"test_of_{path.replace('/', '_')}"
+        main(["test", *given, f"--run.root={tmp_path}", f"--run.name={name}", f"--ckpt_path={tmp_path / path}"])
+        found = told(tmp_path / name / "version_0")
+        assert found["from"] == (told(folder / "version_1")["id"] if known else None)
+        assert found["trained"] == (told(folder / "version_2")["trained"] if known else None)
 
 
 def test_fit_writes_the_page_where_it_was_asked_to(trained):
@@ -113,7 +137,7 @@ def test_an_interrupted_fit_writes_its_page(tmp_path):
     [
         ([], "required: RUN"),
         (["nowhere"], "swbn: error: run nowhere does not exist; give a run folder, as runs/NAME"),
-        (["empty"], "swbn: error: empty holds no run: looked for results.json"),
+        (["empty"], "swbn: error: empty holds no run: looked for run.json"),
         (["file"], "swbn: error: file is a file"),
         (["run", "--nonsense"], "unrecognized arguments: --nonsense"),
         (

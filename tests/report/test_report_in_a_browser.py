@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from swbn_lightning.runs.page import write_report
-from tests.report.made_runs import make_fit, make_test
+from tests.made_runs import make_fit, make_test
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -33,7 +33,7 @@ def page(tmp_path_factory):
         for seed in (0, 1):
             folder = root / "s" / f"{norm}{seed}"
             fit = make_fit(folder / "version_0", norm, seed, rms=0.3 if norm == "bn" else 0.1)
-            make_test(folder / "version_1", fit, 0.6 + 0.01 * seed, norm=norm, seed=seed)
+            make_test(folder / "version_1", fit, 0.6 + 0.01 * seed)
     return write_report([root / "s"])
 
 

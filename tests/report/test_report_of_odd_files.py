@@ -9,10 +9,11 @@ import pytest
 
 from cli import main
 from swbn_lightning.runs.curves import MOST_POINTS
+from swbn_lightning.runs.measured import measured
 from swbn_lightning.runs.page import page as page_module
-from swbn_lightning.runs.page.folders import read_run
-from swbn_lightning.runs.page.nested import differences
-from tests.report.made_runs import LAYERS, make_fit, make_test
+from swbn_lightning.runs.read import read_run
+from swbn_lightning.runs.settings import differences
+from tests.made_runs import LAYERS, make_fit, make_test
 from tests.report.page_reader import report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -22,7 +23,7 @@ WHITE = "epoch,step,layer,rms,distance"
 
 
 def results(**row):
-    return json.dumps({"command": "fit", "results": [{"split": "val", "accuracy": 0.5, **row}], "fit_seconds": 1e308})
+    return json.dumps({"results": [{"split": "val", "accuracy": 0.5, **row}], "fit_seconds": 1e308})
 
 
 def square(number):
@@ -37,14 +38,14 @@ ODD = [
     ("results.json", results(accuracy=float("inf"), ci95=float("nan")), None),
     ("results.json", results(accuracy=1e308, ci95=-1e308, loss=1e308, classes=True, split="\ud800\x00"), None),
     ("results.json", results(accuracy=True, ci95=[], ways={}, shots=[True], split=["\udfff"] * 3), None),
-    ("results.json", '{"whiteness": [{"rms": 1e308}, {"rms": -1e308}], "completed": [], "command": "fit"}', None),
-    ("results.json", '{"tested_run": "a\\u0000b", "tested_checkpoint": "\\ud800/a/b/c"}', None),
-    ("environment.json", json.dumps({"a": list(range(2_000))}), "environment.json cannot be read (it holds more"),
-    ("environment.json", '{"started": "\\ud800", "\\ud800": "\\ud800", "stage": "fit"}', None),
-    ("config.yaml", 'a: "\\ud800"\n"\\udc00": 1\nmodel: {init_args: {backbone: "\\ud801"}}\n', None),
-    ("config.yaml", "trainer: {max_epochs: true}\nseed_everything: [1, {a: 2}]\nmodel: [1, 2]\n", None),
-    ("config.yaml", "seed_everything: 2026-99-99\nmodel: {init_args: {norm: .nan, b: " + 9_000 * "x" + "}}", None),
-    ("config.yaml", "#" * (2 << 20), "config.yaml cannot be read (it has 2 MiB, and 1 are"),
+    ("results.json", '{"whiteness": [{"rms": 1e308}, {"rms": -1e308}], "completed": []}', None),
+    ("results.json", '{"best_checkpoint": "a\\u0000b", "tested_checkpoint": "\\ud800/a/b/c"}', None),
+    ("run.json", json.dumps({"a": list(range(40_000))}), "run.json cannot be read (it holds more"),
+    ("run.json", '{"started": "\\ud800", "\\ud800": "\\ud800", "environment": {"\\ud800": "\\ud800"}}', None),
+    ("run.json", '{"settings": {"a": "\\ud800", "\\udc00": 1, "model.init_args.backbone": "\\ud801"}}', None),
+    ("run.json", '{"settings": {"trainer.max_epochs": true, "seed_everything": [1, {"a": 2}], "model": [1]}}', None),
+    ("run.json", '{"settings": {"model.init_args.norm": NaN, "b": "' + 9_000 * "x" + '"}, "kind": 1e308}', None),
+    ("run.json", " " * (17 << 20), "run.json cannot be read (it has 17 MiB, and 16 are"),
     ("metrics.csv", "epoch,step,val/loss\n0,0,1e308\n1,1,-1e308\n1e300,2,1\n" + "9" * 30 + ",3,1\n", None),
     ("metrics.csv", "epoch,step,val/loss\n0,0," + "1" * 200_000 + "\n", "metrics.csv cannot be read (field larger"),
     ("whiteness.csv", f"{WHITE}\n-1,0,a,1e308,-1e308\n0,1,a,1e308,1e308\n", None),
@@ -70,14 +71,16 @@ def test_one_odd_file_is_named_and_costs_nothing_else(tmp_path, name, content, w
     (odd / name).write_text(content)
     main(["report", str(tmp_path / "s"), "--output", str(tmp_path / "p.html")])
     page = report(tmp_path / "s")
-    told = "; ".join(read_run(odd).problems)
+    run = read_run(odd)
+    measured([run])
+    told = "; ".join(run.problems)
     assert told.startswith(words) if words else not told, told
     assert (words or "") in page.text and "cannot be shown" not in page.text
     assert [row["test, 5-way 1-shot, %"] for row in page.table("run") if row["run"] == "good"] == ["62.50 ± 0.23"]
     assert len([alt for alt, _ in page.images if "by" in alt]) >= 2 and "curves.csv" in page.links
 
 
-@pytest.mark.parametrize("name", ["results.json", "config.yaml", "metrics.csv", HEATMAP, "environment.json"])
+@pytest.mark.parametrize("name", ["results.json", "run.json", "metrics.csv", HEATMAP])
 def test_what_is_no_file_is_not_waited_for(tmp_path, name):
     folder = make_fit(tmp_path / "version_0")
     (folder / name).unlink()
@@ -88,14 +91,10 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name):
 def test_names_that_are_no_letters(tmp_path, capsys, drawn):
     name = os.fsdecode(b"\xff\x1b[2J\xe2\x80\xae")
     for number in range(2):
-        folder = make_fit(
-            tmp_path / name / f"{name}{number}" / "version_0", settings={"trainer": {"max_epochs": number}}
-        )
+        folder = make_fit(tmp_path / name / f"{name}{number}" / "version_0", settings={"trainer.max_epochs": number})
         (folder / HEATMAP).rename(folder / os.fsdecode(b"heatmap_\xfe.csv"))
         (folder / "heatmap_a.csv").write_text("x")
-        test = make_test(folder.parent / "version_1", folder, 0.5 + number / 4)
-        told = json.loads((test / "results.json").read_text())
-        (test / "results.json").write_text(json.dumps({**told, "tested_run": "../version_0"}))
+        make_test(folder.parent / "version_1", folder, 0.5 + number / 4)
     main(["report", str(tmp_path / name)])
     said = capsys.readouterr().out.strip()
     assert r"\udcff\x1b[2J\u202e" in said and said.isprintable()
@@ -163,7 +162,7 @@ def test_a_broken_table_of_a_study_is_named(tmp_path, monkeypatch):
 
 def test_ten_thousand_settings_are_compared_at_once():
     begun = time.monotonic()
-    settings = [{"number": number, **{f"k{n}": None for n in range(10_000)}} for number in range(2)]
+    settings = [{"number": number, **{f"k{n}": 0 for n in range(10_000)}} for number in range(2)]
     assert differences(settings) == {"number": [0, 1]} and time.monotonic() - begun < 3
 
 

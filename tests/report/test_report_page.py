@@ -1,16 +1,15 @@
 """The report page: its numbers are those of the files, whatever is missing is told, and nothing breaks out."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
-import yaml
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.runs.measured import measured
 from swbn_lightning.runs.page import write_report
-from swbn_lightning.runs.page.folders import find_runs, read_run
-from tests.report.made_runs import LAYERS, config, make_fit, make_test
+from swbn_lightning.runs.read import find_runs, read_run
+from tests.made_runs import LAYERS, change, identify, make_fit, make_test, settings_of
 from tests.report.page_reader import Page, report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -23,7 +22,7 @@ ONE_TEST = "test, 5-way 1-shot, %"
 def one(tmp_path):
     """``runs/NAME`` with a training and its test."""
     fit = make_fit(tmp_path / "name" / "version_0", "swbn-fro", seed=3)
-    make_test(tmp_path / "name" / "version_1", fit, norm="swbn-fro", seed=3)
+    make_test(tmp_path / "name" / "version_1", fit)
     return tmp_path / "name"
 
 
@@ -41,7 +40,7 @@ def test_one_run_and_its_test(one, drawn):
     layers = page.table("layer")
     assert [line["layer"] for line in layers] == [*LAYERS, "mean of the layers"]
     assert layers[1]["RMS correlation, after epoch 3"] == "0.125"
-    assert [line["setting"] for line in page.table("setting")][:2] == ["data.init_args.test.shots", "model.class_path"]
+    assert [line["setting"] for line in page.table("setting")][:2] == ["seed_everything", "run.root"]
     (environment, _) = (table for table in page.tables if table[0][1] == "when it started")
     assert ["device", "CPU, 7 cores"] in environment and ["torch", "9.8.7"] in environment
     (result,) = [table for table in page.tables if table[0][0] == "evaluated" and table[1][0] == "test, 5-way 1-shot"]
@@ -83,8 +82,8 @@ def study(tmp_path):
         for seed, accuracy in enumerate(accuracies):
             folder = tmp_path / "s" / "exp" / "resnet20" / norm / f"seed{seed}-abc"
             fit = make_fit(folder / "version_0", norm, seed, rms=0.3 if norm == "bn" else 0.1)
-            make_test(folder / "test-1" / "version_0", fit, accuracy, norm=norm, seed=seed)
-            make_test(folder / "test-5" / "version_0", fit, accuracy + 0.1, shots=5, norm=norm, seed=seed)
+            make_test(folder / "test-1" / "version_0", fit, accuracy)
+            make_test(folder / "test-5" / "version_0", fit, accuracy + 0.1, shots=5)
     return tmp_path / "s"
 
 
@@ -169,24 +168,22 @@ BROKEN = [
     ("results.json", b"{", "results.json cannot be read"),
     ("results.json", b"[1]", "results.json cannot be read (it holds a list, not a mapping)"),
     ("results.json", b'{"results": [{"accuracy": "a", "ci95": [1]}, 3], "whiteness": [7]}', None),
-    ("results.json", b'{"results": 5, "whiteness": {}, "command": 7, "completed": "x", "fit_seconds": "y"}', None),
-    ("results.json", b'{"command": "fit", "results": [{"accuracy": NaN, "ways": {}, "shots": null}]}', None),
-    ("config.yaml", b"a: !!python/object/apply:os.system ['touch broken']", "config.yaml cannot be read"),
-    ("config.yaml", b"a: &a [*a]", "config.yaml cannot be read (*a refers to what it is a part of"),
-    ("config.yaml", b"- 1", "config.yaml cannot be read (it holds a list, not a mapping)"),
-    ("config.yaml", b"\xff\xfe", "config.yaml cannot be read"),
-    ("config.yaml", b"1: {true: 3, null: x}\nmodel: 7\n", None),
+    ("results.json", b'{"results": 5, "whiteness": {}, "completed": "x", "fit_seconds": "y"}', None),
+    ("results.json", b'{"results": [{"accuracy": NaN, "ways": {}, "shots": null}]}', None),
+    ("run.json", b"- 1", "run.json cannot be read"),
+    ("run.json", b"\xff\xfe", "run.json cannot be read"),
+    ("run.json", b'{"settings": {"1": {"true": 3}, "model": 7}}', None),
+    ("run.json", b"7", "run.json cannot be read (it holds a int, not a mapping)"),
     ("metrics.csv", b"\x00\x01", None),
     ("metrics.csv", b"", None),
     ("metrics.csv", b"epoch,step,val/loss\nnan,inf,3\n1e999,x,1\n0,0,inf\n", None),
     ("whiteness.csv", b"epoch,layer\nx,y\n", "whiteness.csv cannot be read"),
     ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,a,0.5\n", None),
     ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,mean,0.5\n", "whiteness.csv cannot be read (it holds no layer)"),
-    ("environment.json", b"7", "environment.json cannot be read"),
     (f"heatmap_{LAYERS[1]}.csv", b"map,epoch\nbefore,1\n", f"heatmap_{LAYERS[1]}.csv cannot be read"),
     (f"heatmap_{LAYERS[1]}.csv", b"", f"heatmap_{LAYERS[1]}.csv cannot be read (it lacks the column 'map')"),
     *((name, None, f"{name} is missing") for name in
-      ("config.yaml", "metrics.csv", "whiteness.csv", "environment.json", "results.json")),
+      ("metrics.csv", "whiteness.csv", "run.json", "results.json")),
 ]  # fmt: skip
 
 
@@ -199,6 +196,7 @@ def test_broken_and_missing_files_are_told_and_the_rest_is_shown(tmp_path, monke
             (folder / name).write_bytes(content)
     runs = [read_run(path) for path in find_runs(["runs"])]
     for run, (name, content, words) in zip(runs, BROKEN, strict=True):
+        measured([run])
         told = "; ".join(run.problems)
         assert told.startswith(words) if words else not told, (name, content, told)
     page = report("runs")
@@ -209,42 +207,29 @@ def test_broken_and_missing_files_are_told_and_the_rest_is_shown(tmp_path, monke
 def test_a_run_without_a_configuration_does_not_differ_in_everything(tmp_path):
     for name, norm in (("a", "bn"), ("b", "swbn-fro"), ("c", "bn")):
         make_fit(tmp_path / "s" / name / "version_0", norm)
-    (tmp_path / "s" / "c" / "version_0" / "config.yaml").unlink()
+    (tmp_path / "s" / "c" / "version_0" / "run.json").unlink()
     page = report(tmp_path / "s")
     norm = {"setting": "model.init_args.norm", "bn": "bn", "swbn-fro, step_size=0.005": "swbn-fro"}
     assert page.table("setting")[0] == norm
     assert {row["line"] for row in page.links["curves.csv"]} == {"bn", "swbn-fro, step_size=0.005", "c"}
 
 
-def test_a_run_of_which_nothing_is_known_but_its_environment(tmp_path):
-    folder = make_fit(tmp_path / "version_0", finished=False)
-    for file in folder.glob("*.*"):
-        if file.name != "environment.json":
-            file.unlink()
+def test_a_run_of_which_nothing_is_known_but_its_beginning(tmp_path):
+    folder = identify(tmp_path / "version_0")
     page = report(folder)
     assert "No loss or accuracy is known" in page.text and not page.images
     assert page.table("run")[0]["state"].startswith("no results.json")
 
 
-def test_a_configuration_that_would_expand_to_millions(tmp_path):
-    folder = make_fit(tmp_path / "version_0")
-    lines = ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 30)]
-    (folder / "config.yaml").write_text("\n".join(lines))
-    (problem,) = read_run(folder).problems
-    assert "20000" in problem
-
-
 def test_everything_is_escaped(tmp_path):
     name = HOSTILE.replace("/", "-")
-    settings = config(HOSTILE, data={HOSTILE: HOSTILE, "list": [HOSTILE, {HOSTILE: [HOSTILE]}]})
-    settings["model"]["init_args"]["backbone"] = HOSTILE
+    settings = settings_of(HOSTILE, **{HOSTILE: HOSTILE, "list": [HOSTILE, {HOSTILE: [HOSTILE]}]})
+    settings["model.init_args.backbone"] = HOSTILE
     for number in range(2):
         folder = make_fit(tmp_path / name / f"version_{number}")
-        settings["trainer"] = {"max_epochs": number, HOSTILE: number}
-        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-        (folder / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE, "stage": "fit"}))
-        test = make_test(tmp_path / name / f"version_{number + 2}", folder, split=HOSTILE, ways=HOSTILE, shots=HOSTILE)
-        (test / "environment.json").write_text("{")
+        own = {**settings, "trainer.max_epochs": number, f"trainer.{HOSTILE}": number}
+        identify(folder, "fit", own, environment={HOSTILE: HOSTILE}, command=HOSTILE)
+        make_test(tmp_path / name / f"version_{number + 2}", folder, split=HOSTILE, ways=HOSTILE, shots=HOSTILE)
     text = (tmp_path / name / "version_0" / "whiteness.csv").read_text()
     (tmp_path / name / "version_0" / "whiteness.csv").write_text(text.replace(LAYERS[0], '"<script>$a_1$"'))
     (tmp_path / name / "version_0" / "heatmap_<script>.csv").write_text("nonsense\n")
@@ -256,35 +241,16 @@ def test_everything_is_escaped(tmp_path):
     assert not [pair for pair in page.attributes if pair[1].startswith("on")]
 
 
-def test_a_resumed_training_is_one(tmp_path):
-    first = make_fit(tmp_path / "n" / "version_0", epochs=2, finished=False)
-    checkpoint = str(first / "checkpoints" / "last.ckpt")
-    second = make_fit(tmp_path / "n" / "version_1", epochs=2, first=1, settings={"ckpt_path": checkpoint})
-    make_test(tmp_path / "n" / "version_2", second)
-    make_fit(tmp_path / "n" / "version_3", "swbn-fro")
-    page = report(tmp_path / "n")
-    resumed, other = page.table("run")
-    assert (
-        resumed["state"] == "finished, in 2 parts" and resumed["epochs"] == "3 of 3" and resumed["training, s"] == "–"
-    )
-    assert resumed[ONE_TEST].startswith("62.50") and other[ONE_TEST] == "–" and other["run"] == "version_3"
-    rows = [r for r in page.links["curves.csv"] if r["quantity"] == "val/loss" and r["line"] == "bn"]
-    assert [int(r["epochs_trained"]) for r in rows] == [1, 2, 3]
-
-
-def test_runs_that_were_moved_and_tests_without_their_training(one, tmp_path):
-    one.rename(tmp_path / "moved")  # the test names the checkpoint by its old path
-    (row,) = report(tmp_path / "moved").table("run")
-    assert row[ONE_TEST] == "62.50 ± 0.23" and row["state"] == "finished"
-    alone = report(tmp_path / "moved" / "version_1")
-    (row,) = alone.table("run")
+def test_a_test_without_its_training(one):
+    (row,) = report(one / "version_1").table("run")
     assert row[ONE_TEST] == "62.50 ± 0.23" and row["state"] == "tested; its training is not among these runs"
+    assert (row["norm"], row["seed"]) == ("swbn-fro (step_size=0.005)", "3")
 
 
 def test_runs_that_continue_each_other_in_a_circle(tmp_path):
     for number in (0, 1):
-        path = str(tmp_path / "n" / f"version_{1 - number}" / "checkpoints" / "last.ckpt")
-        make_fit(tmp_path / "n" / f"version_{number}", settings={"ckpt_path": path})
+        fit = make_fit(tmp_path / "n" / f"version_{number}")
+        change(fit / "run.json", id=f"{number:016x}", **{"from": f"{1 - number:016x}"})
     assert len(report(tmp_path / "n").table("run")) == 2
 
 
@@ -302,7 +268,7 @@ def test_a_big_study_keeps_its_page_usable(tmp_path):
     for number in range(17):
         make_fit(tmp_path / "s" / f"r{number}" / "version_0", settings={"number": number})
     page = report(tmp_path / "s")
-    assert "3 further lines are in the file alone" in page.text
+    assert "3 further lines are in the file only" in page.text
     assert "The first 14 of 17 runs" in page.text and "The first 8 of 17 runs" in page.text
     assert len({row["line"] for row in page.links["curves.csv"]}) == 17 and len(page.images) == 4
 

@@ -182,6 +182,4 @@ def test_what_is_kept_is_plain_and_makes_the_model_again(trained):
     model = PrototypicalNetwork.load_from_checkpoint(trained[0])
     assert all(torch.equal(value, content["state_dict"][key]) for key, value in model.state_dict().items())
     with pytest.raises(ValueError, match=r"is a checkpoint of fewshot\.modules\.prototypical.*modules\.matching"):
-        ValueError, match=r"is a checkpoint of fewshot\.modules\.prototypical.*fewshot\.modules\.matching"
-    ):
         MatchingNetwork.load_from_checkpoint(trained[0])

@@ -67,12 +67,12 @@ def test_maps_that_are_none_are_not_drawn(more):
 
 
 @pytest.mark.parametrize("beside", ["a link", "absurd", "a pipe", "no mapping"])
-def test_settings_beside_a_checkpoint_cost_no_results(beside, trained, tmp_path):
+def test_the_run_beside_a_checkpoint_costs_no_results(beside, trained, tmp_path):
     import os
 
-    path = changed(trained, tmp_path / "theirs", lambda content: None)
-    config, secret = path.parents[1] / "config.yaml", tmp_path / "secret"
-    secret.write_text("password: hunter2\n")
+    path = changed(trained, tmp_path / "theirs", lambda content: content.pop("run"))
+    config, secret = path.parents[1] / "run.json", tmp_path / "secret"
+    secret.write_text('{"id": "0123456789abcdef", "settings": {"password": "hunter2"}}')
     if beside == "a link":
         config.symlink_to(secret)
     elif beside == "a pipe":
@@ -83,7 +83,8 @@ def test_settings_beside_a_checkpoint_cost_no_results(beside, trained, tmp_path)
     main(["test", *trained[1], f"--run.root={tmp_path / 'mine'}", "--ckpt_path", str(path)])
     run = tmp_path / "mine" / "quickstart" / "version_0"
     assert json.loads((run / "results.json").read_text())["results"]
-    assert not (run / "training.yaml").exists() or "hunter2" not in (run / "training.yaml").read_text()
+    own = (run / "run.json").read_text()
+    assert "hunter2" not in own and json.loads(own)["trained"] is None
 
 
 @pytest.mark.parametrize("name", ["running_var", "gamma"])

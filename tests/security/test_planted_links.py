@@ -12,10 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.study import __main__ as study
-from benchmarks.study import runs as study_runs
-from benchmarks.study.cells import Experiment, grid
-from benchmarks.study.observations import _check
 from classification import ImageFolderDataModule, ImageNetDataModule
 from fewshot.prediction import PredictionData, PredictionTable
 from swbn_lightning.data import ImageSet
@@ -28,6 +24,11 @@ from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.checkpoints import find_checkpoint
 from swbn_lightning.runs.folders import new_run_folder, run_versions
 from swbn_lightning.runs.page.page import write_report
+from swbn_lightning.runs.read import read_run
+from swbn_lightning.runs.study import command as study
+from swbn_lightning.runs.study import running as study_runs
+from swbn_lightning.runs.study.cells import Experiment, grid
+from swbn_lightning.runs.study.observations import _check
 from swbn_lightning.whiteness.records import write_heatmap
 
 GLYPHS = Path(__file__).parents[2] / "configs" / "classification" / "glyphs.yaml"
@@ -58,10 +59,10 @@ def test_a_temporary_file_is_never_one_that_is_there(tmp_path, monkeypatch):
 def test_a_link_in_a_run_folder_is_not_read(tmp_path):
     (tmp_path / "secret.json").write_text('{"token": "hunter2"}')
     run = results(tmp_path / "theirs" / "version_0")
-    (run / "config.yaml").symlink_to(tmp_path / "secret.json")
-    (run / "environment.json").symlink_to(tmp_path / "secret.json")
+    (run / "metrics.csv").symlink_to(tmp_path / "secret.json")
+    (run / "run.json").symlink_to(tmp_path / "secret.json")
     page = write_report([tmp_path / "theirs"]).read_text()
-    assert "hunter2" not in page and "config.yaml cannot be read (it is a link" in page
+    assert "hunter2" not in page and "run.json cannot be read (it is a link" in page
     own = tmp_path / "own.yaml"
     own.symlink_to(tmp_path / "secret.json")
     assert read_yaml(own, link=True) == {"token": "hunter2"}  # the user's own may be one
@@ -79,7 +80,7 @@ def test_a_file_without_an_end_that_says_it_has_no_bytes(tmp_path, monkeypatch):
 
 def test_a_study_names_no_folder_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "home" / "app").mkdir(parents=True)
-    (tmp_path / "home" / "app" / "config.yaml").write_text("api_token: hunter2")
+    (tmp_path / "home" / "app" / "run.json").write_text('{"settings": {"api_token": "hunter2"}}')
     theirs = tmp_path / "work" / "theirs"
     results(theirs / "version_0")
     results(tmp_path / "work" / "runs" / "x")
@@ -98,7 +99,7 @@ def cell(tmp_path):
 @pytest.mark.parametrize("name", ["lock", "output.txt"])
 def test_a_link_or_a_pipe_in_a_cell_is_not_written_to(tmp_path, name, monkeypatch):
     own, precious = cell(tmp_path), tmp_path / "precious"
-    monkeypatch.setattr(study_runs, "CLI", tmp_path / "no.py")
+    monkeypatch.setattr(study_runs, "COMMAND", ("false",))
     own.folder.mkdir(parents=True)
     precious.write_text("mine")
     (own.folder / name).symlink_to(precious)
@@ -127,7 +128,7 @@ def test_checkpoints_of_a_cell_are_its_own(tmp_path):
     (killed / "checkpoints").mkdir(parents=True)
     os.mkfifo(killed / "checkpoints" / "a.ckpt")
     (killed / "checkpoints" / "b.ckpt").symlink_to(tmp_path / "other.ckpt")
-    assert study_runs._kept(ended) == study_runs._kept(killed) == []
+    assert study_runs._kept(read_run(ended)) == study_runs._kept(read_run(killed)) == []
 
 
 def test_odd_values_of_a_cells_results():

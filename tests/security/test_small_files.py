@@ -63,10 +63,10 @@ def test_yaml_has_no_numbers_in_base_60(tmp_path):
             read_yaml(path)
 
 
-def run(folder, rows=(), command="test", config=""):
+def run(folder, rows=(), kind="test", settings=None):
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"command": command, "results": list(rows)}))
-    (folder / "config.yaml").write_text(config or "a: 1\n")
+    (folder / "results.json").write_text(json.dumps({"results": list(rows)}))
+    (folder / "run.json").write_text(json.dumps({"kind": kind, "settings": settings or {"a": 1}}))
 
 
 def test_the_results_of_a_report_are_limited(tmp_path):
@@ -80,8 +80,8 @@ def test_the_results_of_a_report_are_limited(tmp_path):
 
 def test_the_settings_of_a_report_are_limited(tmp_path, monkeypatch):
     for number in range(3):
-        config = "".join(f"r{number}k{key}: 0\n" for key in range(1_000))
-        run(tmp_path / f"r{number}" / "version_0", command="fit", config=config)
+        settings = {f"r{number}k{key}": 0 for key in range(1_000)}
+        run(tmp_path / f"r{number}" / "version_0", kind="fit", settings=settings)
     page = write_report([tmp_path]).read_text()
     assert "The first 200 of 2000 settings that differ" in page
     assert f"settings of more than {page_module._MOST_SETTINGS} names are only in the folders" in page

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.study import runs as study_runs
 from classification import GlyphDataModule
 from cli import main as swbn
+from swbn_lightning.runs.study import running as study_runs
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.study.__main__ import main
-from benchmarks.study.cells import Experiment, grid
+from swbn_lightning.runs.study.cells import Experiment, grid
+from swbn_lightning.runs.study.command import main
 from tests.study.tiny import CIFAR_FS, CONFIGS, GLYPHS, cells_of
 
 

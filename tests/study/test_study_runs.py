@@ -1,57 +1,65 @@
 """Which checkpoint of a run in one or several parts is tested, and who may work on a cell."""
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from benchmarks.study import runs as study_runs
-from benchmarks.study.__main__ import Study, main
 from swbn_lightning.files.writing import write_whole
-from swbn_lightning.runs.folders import write_results
+from swbn_lightning.runs.read import Run, Training
+from swbn_lightning.runs.study import running as study_runs
+from swbn_lightning.runs.study.command import Study, main
+from swbn_lightning.runs.study.observations import quantities
+from tests.made_runs import identify
 from tests.study.tiny import GLYPHS, cells_of
 
 
-def make_run(folder, *, best=None, monitor="val/accuracy", mode="max", scores=(), kept=(), done=True):
+def make_run(folder, *, best=None, monitor="val/accuracy", mode="max", scores=(), kept=(), done=True, source=None):
     """A run's folder as the command leaves it: ``scores`` and ``kept`` are epochs."""
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"checkpoint": {"monitor": monitor, "mode": mode}}))
+    identify(folder, "fit", {"checkpoint.monitor": monitor, "checkpoint.mode": mode}, source)
     lines = [f"{epoch},{value}" for epoch, value in dict(scores).items()]
     (folder / "metrics.csv").write_text("\n".join(["epoch,val/accuracy", *lines, ""]))
     for epoch in kept:
         torch.save({"epoch": epoch, "state_dict": {}}, folder / "checkpoints" / f"epoch{epoch}.ckpt")
     torch.save({"epoch": max([0, *kept]), "state_dict": {}}, folder / "checkpoints" / "last.ckpt")
     if done:
-        results = {"command": "fit", "completed": True, "best_checkpoint": f"checkpoints/{best}.ckpt" if best else None}
-        write_results(folder, results)
+        results = {"results": [{}], "completed": True, "best_checkpoint": f"checkpoints/{best}.ckpt" if best else None}
+        (folder / "results.json").write_text(json.dumps(results))
+    return folder
 
 
-@pytest.mark.parametrize(("mode", "first", "chosen"), [
+def chosen(cell):
+    return study_runs.chosen_checkpoint(study_runs.finished_training(cell))
+
+
+@pytest.mark.parametrize(("mode", "first", "version"), [
     ("max", 0.5, "version_1"), ("max", 0.7, "version_0"), ("min", 0.5, "version_0"), ("max", 0.6, "version_0"),
 ])  # fmt: skip
-def test_the_best_is_the_best_of_all_parts_of_a_training(mode, first, chosen, tmp_path):
+def test_the_best_is_the_best_of_all_parts_of_a_training(mode, first, version, tmp_path):
     (cell,) = cells_of(GLYPHS, runs=tmp_path)
-    make_run(cell.folder / "version_0", mode=mode, scores={0: 0.1, 1: first}, kept=[1], done=False)
-    make_run(cell.folder / "version_1", mode=mode, scores={2: 0.6, 3: 0.6}, kept=[2], best="epoch2")
-    assert study_runs.chosen_checkpoint(cell).parts[-3] == chosen
+    one = make_run(cell.folder / "version_0", mode=mode, scores={0: 0.1, 1: first}, kept=[1], done=False)
+    make_run(cell.folder / "version_1", mode=mode, scores={2: 0.6, 3: 0.6}, kept=[2], best="epoch2", source=one)
+    assert chosen(cell).parts[-3] == version
 
 
 def test_without_validation_the_last_epoch_is_tested(tmp_path):
     for number, best in enumerate((None, "last")):  # a run without validation may name it, or nothing
         (cell,) = cells_of(GLYPHS, runs=tmp_path, seeds=[number])
         make_run(cell.folder / "version_0", best=best)
-        assert study_runs.chosen_checkpoint(cell) == cell.folder / "version_0" / "checkpoints" / "last.ckpt"
+        assert chosen(cell) == cell.folder / "version_0" / "checkpoints" / "last.ckpt"
 
 
 def test_half_a_checkpoint_is_passed_over(tmp_path):
     (cell,) = cells_of(GLYPHS, runs=tmp_path)
-    make_run(cell.folder / "version_0", scores={0: 0.9}, kept=[0], done=False)
+    one = make_run(cell.folder / "version_0", scores={0: 0.9}, kept=[0], done=False)
     half = cell.folder / "version_0" / "checkpoints" / "epoch0.ckpt"
     half.write_bytes(half.read_bytes()[:-100])
-    make_run(cell.folder / "version_1", scores={1: 0.5}, kept=[1], best="epoch1")
-    assert study_runs.chosen_checkpoint(cell).parts[-3] == "version_1"
+    make_run(cell.folder / "version_1", scores={1: 0.5}, kept=[1], best="epoch1", source=one)
+    assert chosen(cell).parts[-3] == "version_1"
 
 
 def test_what_was_logged_is_read_across_the_parts(tmp_path):
@@ -60,9 +68,8 @@ def test_what_was_logged_is_read_across_the_parts(tmp_path):
         (tmp_path / name / "metrics.csv").write_text(text)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "metrics.csv").write_text("val/accuracy,epoch\n0.7,2\n0.8,3\n")
-    versions = [tmp_path / name for name in ("a", "b", "c", "missing")]
-    assert study_runs.logged(versions, "val/accuracy") == {0: 0.25, 1: 0.5, 2: 0.7, 3: 0.8}
-    assert study_runs.logged(versions, "train/accuracy") == {}
+    found = quantities(Training([Run(tmp_path / name) for name in ("a", "b", "c", "missing")]))
+    assert found == {"val/accuracy": {1: 0.25, 2: 0.5, 3: 0.7, 4: 0.8}}
 
 
 def test_a_command_that_fails_says_its_last_words(tmp_path, monkeypatch):
@@ -71,7 +78,7 @@ def test_a_command_that_fails_says_its_last_words(tmp_path, monkeypatch):
     # It is given the code to end with, and a file that it must have been left: the lock.
     script = "import os, sys; os.fstat(int(sys.argv[3])); print(*'abcd', sep='\\n'); sys.exit(int(sys.argv[2]))"
     (tmp_path / "swbn.py").write_text(script)
-    monkeypatch.setattr(study_runs, "CLI", tmp_path / "swbn.py")
+    monkeypatch.setattr(study_runs, "COMMAND", (sys.executable, str(tmp_path / "swbn.py")))
     with study_runs._locked(cell.folder, wait=False) as lock:
         study_runs.run_command(cell, "fit", ["0", str(lock)], lock)
         with pytest.raises(study_runs.RunFailed) as failed:
@@ -99,7 +106,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def interrupt(cell, wait):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.study.__main__.complete", interrupt)
+    monkeypatch.setattr("swbn_lightning.runs.study.command.complete", interrupt)
     with pytest.raises(SystemExit) as stopped:
         main([str(GLYPHS), "--runs", str(tmp_path)])
     assert stopped.value.code == 130 and "the same command goes on from here" in capsys.readouterr().err
@@ -128,7 +135,19 @@ def test_cells_at_which_others_are_at_work_come_last(tmp_path, monkeypatch):
             raise study_runs.Busy
         return 0
 
-    monkeypatch.setattr("benchmarks.study.__main__.complete", complete)
-    monkeypatch.setattr("benchmarks.study.__main__.read_environment", lambda cell: {})
+    monkeypatch.setattr("swbn_lightning.runs.study.command.complete", complete)
     Study(cells, None, tmp_path, []).run()
     assert asked == [("bn", False), ("swbn-fro", False), ("swbn-kl", False), ("bn", True), ("swbn-kl", True)]
+
+
+def test_a_cell_that_was_renamed_is_found_by_its_settings(tmp_path):
+    cells = cells_of(GLYPHS, norms=["bn", "swbn-fro"], runs=tmp_path)
+    for cell in cells:
+        make_run(cell.folder / "version_0", best="epoch0", kept=[0])
+        (cell.folder / "settings.json").write_text(json.dumps({"settings": cell.identity}, default=str))
+    cells[0].folder.rename(tmp_path / "renamed")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "settings.json").write_text("{")
+    first, second = cells_of(GLYPHS, norms=["bn", "swbn-fro"], runs=tmp_path)
+    assert first.folder == tmp_path / "renamed" and "--run.name=renamed" in first.arguments()
+    assert second.folder == cells[1].folder and study_runs.finished_training(first) is not None

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.study.__main__ import Study
-from benchmarks.study.observations import COLUMNS, Observation, as_csv, observe
-from benchmarks.study.runs import RunFailed
-from benchmarks.study.table import difference_over_episodes, difference_over_seeds, groups, markdown
-from swbn_lightning.runs.folders import write_results
+from swbn_lightning.runs.study.command import Study
+from swbn_lightning.runs.study.observations import COLUMNS, Observation, as_csv, observe
+from swbn_lightning.runs.study.running import RunFailed
+from swbn_lightning.runs.study.table import difference_of, groups, markdown
+from tests.made_runs import change, identify
 from tests.study.tiny import cells_of
 
 
@@ -21,14 +21,14 @@ def finished(tmp_path, model, data, result, norm="swbn-fro", epoch_seconds=(3.0,
     (cell,) = cells_of(config, norms=[norm], runs=tmp_path / "runs")
     version, test = cell.folder / "version_0", cell.folder / cell.tests[0].name / "version_0"
     (version / "checkpoints").mkdir(parents=True)
-    test.mkdir(parents=True)
+    identify(version, "fit", environment={"torch": "2", "seed": 0})
+    identify(test, "test", source=version)
     (version / "metrics.csv").write_text(metrics)
     checkpoint = version / "checkpoints" / "best.ckpt"
     checkpoint.write_bytes(b"")
-    (version / "config.yaml").write_text("checkpoint: {monitor: val/accuracy, mode: max}\n")
-    told = {"command": "fit", "completed": True, "fit_seconds": 9.0, "epoch_seconds": list(epoch_seconds)}
-    write_results(version, {**told, "best_checkpoint": "checkpoints/best.ckpt"})
-    write_results(test, {"command": "test", "results": [result], "tested_checkpoint": str(checkpoint)})
+    told = {"completed": True, "fit_seconds": 9.0, "epoch_seconds": list(epoch_seconds)}
+    change(version / "results.json", **told, best_checkpoint="checkpoints/best.ckpt")
+    change(test / "results.json", results=[result], tested_checkpoint=str(checkpoint))
     return observe(cell, reach=0.5)
 
 
@@ -83,14 +83,13 @@ def test_what_a_failed_test_leaves_is_shown(tmp_path, monkeypatch):
     def fail(cell, wait):
         raise RunFailed("ended with 1; see output.txt\nmore")
 
-    monkeypatch.setattr("benchmarks.study.__main__.complete", fail)
-    monkeypatch.setattr("benchmarks.study.__main__.read_environment", lambda cell: {"torch": "2"})
+    monkeypatch.setattr("swbn_lightning.runs.study.command.complete", fail)
     study = Study(cells, None, tmp_path, ["config.yaml", "--set", "a=b c"])
     study.run()
     text = (tmp_path / "study.md").read_text()
     assert "| `swbn-fro` | 1 | 75.00 |" in text and (tmp_path / "study.csv").read_text().count("\n") == 2
     assert "- config · resnet12 · swbn-fro · seed 0: ended with 1; see output.txt\n\n" in text
-    assert "`python -m benchmarks.study config.yaml --set 'a=b c'`" in text and text.endswith("torch 2\n")
+    assert "`swbn study config.yaml --set 'a=b c'`" in text and text.endswith("torch 2\n")
 
 
 @pytest.mark.parametrize(("metrics", "split", "epochs"), [
@@ -122,8 +121,8 @@ def test_differences_are_paired_by_seed():
     rows = [observation("bn", seed, value) for seed, value in base.items()]
     rows += [observation("swbn-kl", seed, value) for seed, value in norm.items()]
     first, second = groups(rows, seeds=4)
-    assert difference_over_seeds(first) is None
-    found = difference_over_seeds(second)
+    assert difference_of(first).over_seeds is None
+    found = difference_of(second).over_seeds
     expected = np.array([0.015, 0.02, 0.02])  # the seeds that both have
     assert found.mean == pytest.approx(expected.mean()) and found.number == 3
     assert found.half_width == pytest.approx(4.302653 * expected.std(ddof=1) / np.sqrt(3), rel=1e-6)
@@ -153,15 +152,15 @@ def test_differences_over_episodes_are_of_the_same_episodes():
         for (norm, seed), values in scores.items()
     ]
     base, group = groups(rows, seeds=2)
-    found = difference_over_episodes(group)
+    found = difference_of(group).over_episodes
     by_episode = np.mean([scores["swbn-fro", seed] - scores["bn", seed] for seed in (0, 1)], axis=0)
     assert found.mean == pytest.approx(by_episode.mean()) and found.number == 40
     assert found.half_width == pytest.approx(2.022691 * by_episode.std(ddof=1) / np.sqrt(40), rel=1e-6)
-    assert difference_over_episodes(base) is None
+    assert difference_of(base).over_episodes is None
     # Other episodes, fewer of them, or none saved: no pairs.
-    for change in ({"episode_set": (1, 5, 1, 15)}, {"episodes": rows[3].episodes[:-1]}, {"episodes": ()}):
-        changed = [*rows[:3], dataclasses.replace(rows[3], **change)]
-        assert difference_over_episodes(groups(changed, seeds=2)[1]) is None
+    for other in ({"episode_set": (1, 5, 1, 15)}, {"episodes": rows[3].episodes[:-1]}, {"episodes": ()}):
+        changed = [*rows[:3], dataclasses.replace(rows[3], **other)]
+        assert difference_of(groups(changed, seeds=2)[1]).over_episodes is None
 
 
 def test_lines_are_compared_with_batchnorm_in_their_own_place():

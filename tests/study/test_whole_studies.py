@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import pytest
 import pytorch_lightning as pl
 from PIL import Image
 
-from benchmarks.study import runs as study_runs
-from benchmarks.study.__main__ import main
 from swbn_lightning.runs.checkpoints import find_checkpoint
+from swbn_lightning.runs.study import running as study_runs
+from swbn_lightning.runs.study.command import main
 from tests.study.tiny import CIFAR_FS, GLYPHS, TINY, TINY_FEW_SHOT
 
 
@@ -53,7 +52,7 @@ def test_a_classification_study(studied, capsys):
     for row in rows:
         fitted, tested = results(row["run"]), results(row["test"])
         (result,) = tested["results"]
-        assert tested["command"] == "test" and result["split"] == "test" and int(row["tested"]) == result["images"]
+        assert result["split"] == "test" and int(row["tested"]) == result["images"]
         for column, key in (("value", "accuracy"), ("ci95", "ci95"), ("loss", "loss")):
             assert float(row[column]) == result[key]
         assert [float(row["rms_start"]), float(row["rms_end"])] == result["rms"]
@@ -240,7 +239,7 @@ class Sleep(pl.Callback):
 def start_command(cell, arguments, lock):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(
-        [sys.executable, str(study_runs.CLI), "fit", *arguments],
+        [*study_runs.COMMAND, "fit", *arguments],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[lock], env=environment,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.study.cells import Experiment, grid
+from swbn_lightning.runs.study.cells import Experiment, grid
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GLYPHS, CIFAR_FS = CONFIGS / "classification" / "glyphs.yaml", CONFIGS / "fewshot" / "cifar_fs_prototypical.yaml"

@@ -1,13 +1,15 @@
-"""The report page: summary first, then what differs, pictures, and each run's details."""
+"""``swbn report RUN…``: summary first, then what differs, pictures, and each run's details."""
 
+import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import printable
+from swbn_lightning.files.reading import UnreadableFile, csv_rows, has_file, printable
 from swbn_lightning.files.writing import output_file, write_output
+from swbn_lightning.runs import read
 from swbn_lightning.runs.curves import (
     MEASURES,
     MOST_POINTS,
@@ -18,32 +20,47 @@ from swbn_lightning.runs.curves import (
     curves_csv,
     has_curves,
 )
+from swbn_lightning.runs.folders import STUDY_FILE
 from swbn_lightning.runs.page import tables
-from swbn_lightning.runs.page.folders import RunFolder, broken_studies, find_runs, read_run
-from swbn_lightning.runs.page.html import Html, dotted, download, join, page, picture, tag
-from swbn_lightning.runs.page.trainings import (
-    Training,
-    TrainingGroup,
-    accuracies,
-    as_groups,
-    as_trainings,
-    curve_groups,
-)
+from swbn_lightning.runs.page.groups import Line, LineGroup, accuracies, as_groups, as_lines, curve_groups
+from swbn_lightning.runs.page.render import Code, Part, details, download, heading, notice, picture, render, text
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
 # So many have pictures of their own, and so many lines can be told apart in one: pages of a big study stay usable.
 MOST_PICTURED, MOST_LINES, MOST_HEATMAPS = 8, 14, 24
+_MOST_ROWS = 100  # of one results.json
 _MOST_TESTS = 40  # kinds of tests: each is a column and a panel
 _MOST_SETTINGS = 2_000  # names of settings, of all runs
-_FEW = 3  # folders that are named in a line
+
+
+def main(args: Sequence[str]) -> None:
+    """Write the page and say where.
+
+    Raises:
+        InputError: runs that are not there, or a page that cannot be written.
+        SystemExit: 2 for arguments that cannot be understood, 0 after ``--help``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="swbn report",
+        description="One HTML page about runs: results with intervals, settings that differ, curves, whiteness, "
+        "heatmaps and environment. It holds all it needs, and nothing of a run is run to read it.",
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="runs/NAME, one of its versions, or a study's folder: all runs below it"
+    )
+    parser.add_argument("--output", metavar="FILE", help="the page; report.html in the folder, or of several here")
+    options = parser.parse_args(args)
+    print(f"report: {printable(write_report(options.runs, options.output))}")
 
 
 def write_report(paths: Sequence[str | Path], output: str | Path | None = None) -> Path:
     """Write the page about runs.
 
     Args:
-        paths: run folders, or folders with such folders below (:func:`~swbn_lightning.runs.page.folders.find_runs`).
+        paths: run folders, or folders with such folders below. Of a ``study.csv`` also the runs that it names, if they
+            lie below that path or, by a relative name without ``..``, below the working directory: it may be a
+            stranger's.
         output: the file; by default ``report.html`` in the folder that was given or, of several, in the working
             directory.
 
@@ -53,31 +70,67 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
     Raises:
         InputError: a path without a run; no run but of ``predict``; a file that cannot be written.
     """
-    runs = [run for path in find_runs(paths) if not (run := read_run(path)).predicted]
+    named, problems = _named_by_studies(paths)
+    runs = [run for run in read.read_runs(read.find_runs([*paths, *named])) if run.kind != "predict"]
     _limit(runs)
     if not runs:
         raise InputError(
-            f"{paths[0]} holds predictions alone, which have no results to show; see predictions.csv there."
+            f"{paths[0]} holds predictions only, which have no results to show; see predictions.csv there."
         )
     if output is None:
         output = Path(paths[0]).expanduser() / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
     file = output_file(output, "the page", REPORT_FILE)
-    return write_output(file, render(as_trainings(runs), _name(paths), broken_studies(paths)))
+    title = f"Report: {_name(paths)}"
+    return write_output(file, render(title, _parts(as_lines(read.as_trainings(runs)), problems)))
 
 
-def _limit(runs: Sequence[RunFolder]) -> None:
+def _named_by_studies(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
+    """Runs that the tables of studies name, and what is wrong with these tables.
+
+    A table that somebody else made could name any folder of the machine, whose settings would stand in the page.
+    """
+    found: list[Path] = []
+    told: list[str] = []
+    for file in (Path(path).expanduser() / STUDY_FILE for path in paths):
+        elsewhere: list[Path] = []
+        try:
+            rows = csv_rows(file) if file.is_file() else ()
+            names = dict.fromkeys(row.get(key) or "" for _, row in rows for key in ("run", "test"))
+        except UnreadableFile as error:
+            told.append(str(error))
+            continue
+        for name in names:
+            folder = Path(name)
+            if name and has_file(folder, read.FILES):
+                bases = [file.parent] if folder.is_absolute() or ".." in folder.parts else [file.parent, Path()]
+                inside = any(folder.resolve().is_relative_to(base.resolve()) for base in bases)
+                (found if inside else elsewhere).append(folder)
+        if elsewhere:
+            shown = ", ".join(printable(name)[:200] for name in elsewhere[:3])
+            more = f" and {len(elsewhere) - 3} more" if len(elsewhere) > 3 else ""
+            told.append(
+                f"{printable(file)} names runs that are neither below its folder nor below the working directory: "
+                f"{shown}{more}; give their folders, too, to have them shown"
+            )
+    return found, told
+
+
+def _limit(runs: Sequence[read.Run]) -> None:
     """Leave out what no page of many runs can hold, and say so; a run's own files have far less."""
     kinds: set[tuple[str, ...]] = set()
-    settings: set[str] = set()
+    names: set[str] = set()
     for run in runs:
-        kept = [row for row in run.rows if _among(kinds, _kind(run, row), _MOST_TESTS)]
-        if len(kept) < len(run.rows):
+        if len(rows := run.rows) > _MOST_ROWS:
+            run.problems.append(f"{len(rows) - _MOST_ROWS} further results are only in results.json")
+        kept = [row for row in rows[:_MOST_ROWS] if _among(kinds, _kind(run, row), _MOST_TESTS)]
+        if len(kept) < len(rows[:_MOST_ROWS]):
             run.problems.append(f"results of more than {_MOST_TESTS} kinds of tests are only in the folders")
+        if len(kept) < len(rows):
             run.results["results"] = kept
-        config = {key: value for key, value in run.config.items() if _among(settings, key, _MOST_SETTINGS)}
-        if len(runs) > 1 and len(config) < len(run.config):
+        settings = {key: value for key, value in run.settings.items() if _among(names, key, _MOST_SETTINGS)}
+        if len(runs) > 1 and len(settings) < len(run.settings):
             run.problems.append(f"settings of more than {_MOST_SETTINGS} names are only in the folders")
-            run.config = config
+            run.settings = settings
 
 
 def _among(known: set[Any], value: Any, most: int) -> bool:
@@ -86,193 +139,156 @@ def _among(known: set[Any], value: Any, most: int) -> bool:
     return value in known
 
 
-def _kind(run: RunFolder, row: Mapping[str, Any]) -> tuple[str, ...]:
+def _kind(run: read.Run, row: Mapping[str, Any]) -> tuple[str, ...]:
     """What tells a test's result from others; of a training's validation not the epoch."""
-    if run.trained:
+    if run.kind == "fit":
         return (str(row.get("split")).partition(" ")[0],)
     return (tables.setting_of(row), repr(row.get("queries")), repr(row.get("seed")))
 
 
-def render(trainings: Sequence[Training], name: str, problems: Iterable[str] = ()) -> str:
-    """The page about trainings and tests, as text.
-
-    Args:
-        trainings: with what their folders hold.
-        name: of the page.
-        problems: that are of no single run.
-    """
-    groups = as_groups(trainings)
-    numbers = _plural(len([t for t in trainings if t.folders]), "training")
-    tests = _plural(sum(len(t.tests) for t in trainings), "test")
-    title = f"Report: {name}"
-    alone = len(trainings) == 1
-    summary = [
-        _whole("The table of runs", lambda: tables.summary(trainings)),
-        _whole("The table of means over seeds", lambda: tables.over_seeds(groups)),
-        _repeated(groups),
-    ]
-    sections = [
-        _section("Settings that differ", lambda: [tables.setting_differences(groups)]),
-        _section("Accuracy", lambda: _accuracy(groups)),
-        _section("Curves", lambda: _curves(groups)),
-        _section("Whiteness", lambda: _whiteness(trainings)),
-        _section("Correlations before and after training", lambda: _heatmaps(trainings)),
-        _section("Each run", lambda: [_whole(t.label, partial(_details, t, alone)) for t in trainings]),
-    ]
-    return page(
-        title,
-        tag("h1", title),
-        tag("p", f"{numbers}, {tests}. Accuracies of tests are of the classes or images that training never saw; ± is ",
-            "the half-width of the 95% interval of one test.", class_="quiet"),
-        *summary,
-        _problems(trainings, problems),  # after what finds some
-        *sections,
-    )  # fmt: skip
+def _parts(lines: Sequence[Line], problems: Iterable[str]) -> list[Part]:
+    """What stands on the page below its title."""
+    groups = as_groups(lines)
+    trainings = _plural(sum(bool(line.training.parts) for line in lines), "training")
+    tests = _plural(sum(len(line.training.tests) for line in lines), "test")
+    above = [
+        text(f"{trainings}, {tests}. Accuracies of tests are of the classes or images that training never saw; ± is "
+              "the half-width of the 95% interval of one test."),
+        *_whole("The table of runs", lambda: [tables.summary(lines)]),
+        *_whole("The table of means over seeds", lambda: [tables.over_seeds(groups)]),
+    ]  # fmt: skip
+    if any(group.repeated for group in groups):
+        above.append(
+            text("Some trainings were repeated with the same settings and seed: means, curves and the CSV files have "
+                  "of each seed the newest training, and of its tests the newest of each kind.")
+        )  # fmt: skip
+    sections: dict[str, Callable[[], Sequence[Part | None]]] = {
+        "Settings that differ": lambda: tables.setting_differences(groups),
+        "Accuracy": lambda: _accuracy(groups),
+        "Curves": lambda: _curves(groups),
+        "Whiteness": lambda: _whiteness(lines),
+        "Correlations before and after training": lambda: _heatmaps(lines),
+        "Each run": lambda: [p for own in lines for p in _whole(own.label, partial(_details, own, len(lines) == 1))],
+    }
+    below = []
+    for title, make in sections.items():
+        made = _whole(title, make)
+        below += [heading(title), *made] if made else []
+    return [*above, *_problems(lines, problems), *below]  # after what finds some
 
 
-def _section(title: str, make: Callable[[], Sequence[Html | None]]) -> Html | None:
-    """Nothing where there is nothing to show."""
-
-    def made() -> Html | None:
-        content = make()
-        return join([tag("h2", title), *content]) if any(part is not None for part in content) else None
-
-    return _whole(title, made)
-
-
-def _whole(title: str, make: Callable[[], Html | None]) -> Html | None:
+def _whole(title: str, make: Callable[[], Sequence[Part | None]]) -> list[Part]:
     """A part of the page or, if it cannot be made for whatever reason, why: the other parts are shown."""
     try:
-        return make()
+        return [part for part in make() if part is not None]
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"[:300]
-        return tag("p", tag("strong", title), f" cannot be shown ({reason}).", class_="notice", role="alert")
+        return [notice(title, f" cannot be shown ({f'{type(error).__name__}: {error}'[:300]}).")]
 
 
-def _repeated(groups: Sequence[TrainingGroup]) -> Html | None:
-    if not any(group.repeated for group in groups):
-        return None
-    words = (
-        "Some trainings were repeated with the same settings and seed: means, curves and the CSV files have of each "
-    )
-    return tag("p", f"{words}seed the newest training, and of its tests the newest of each kind.", class_="quiet")
+def _problems(lines: Sequence[Line], others: Iterable[str]) -> list[Part]:
+    places: dict[str, list[Code]] = {problem: [] for problem in others}
+    for run in (run for line in lines for run in line.training.runs):
+        for problem in dict.fromkeys(run.problems):
+            places.setdefault(problem, []).append(Code(run.folder))
+    return [notice("What is missing, and so not on this page:", lines=list(places.items()))] if places else []
 
 
-def _problems(trainings: Sequence[Training], others: Iterable[str]) -> Html | None:
-    places: dict[str, list[Html]] = {problem: [] for problem in others}
-    for run in {id(run): run for training in trainings for run in training.everything}.values():
-        for problem in run.problems:
-            places.setdefault(problem, []).append(tag("code", dotted(str(run.path))))
-    if not places:
-        return None
-    rows = [tag("li", f"{problem}: " if folders else problem, _listed(folders)) for problem, folders in places.items()]
-    words = "What is missing, and so not on this page:"
-    return tag("div", tag("strong", words), tag("ul", *rows), class_="notice", role="note")
-
-
-def _listed(folders: Sequence[Html]) -> Html:
-    if len(folders) <= _FEW:
-        return join(part for folder in folders for part in (folder, " "))
-    return tag("details", tag("summary", f"in {len(folders)} folders"), *(tag("div", folder) for folder in folders))
-
-
-def _accuracy(groups: Sequence[TrainingGroup]) -> list[Html | None]:
+def _accuracy(groups: Sequence[LineGroup]) -> list[Part]:
     rows = accuracies(groups)
     if len(rows) < 2 or len(groups) > 2 * MOST_LINES:
         return []
-    caption = join(["Tests with their 95% intervals. ", download("accuracy.csv", accuracy_csv(rows), "accuracy.csv")])
-    return [picture(accuracy_intervals(rows), "Test accuracies with their intervals", caption)]
+    caption = ["Tests with their 95% intervals. ", download("accuracy.csv", accuracy_csv(rows))]
+    return [picture(accuracy_intervals(rows), "Test accuracies with their intervals", *caption)]
 
 
-def _curves(groups: Sequence[TrainingGroup]) -> list[Html | None]:
+def _curves(groups: Sequence[LineGroup]) -> list[Part]:
     lines, unit = curve_groups(groups)
     shown, left_out = lines[:MOST_LINES], max(0, len(lines) - MOST_LINES)
     drawn = [measure for measure in MEASURES if has_curves(shown, measure)]
     if not lines:
         return []
     if not drawn:
-        return [tag("p", "No loss or accuracy is known: no epoch had ended when the last line was logged.")]
+        return [text("No loss or accuracy is known: no epoch had ended when the last line was logged.")]
     words = "Solid: validation; dashed: training."
     if any(len(group.runs) > 1 for group in shown):
         words += " Of several runs the mean, with a band of one standard deviation to each side."
     if left_out:
-        words += f" {left_out} further lines are in the file alone."
+        words += f" {left_out} further lines are in the file only."
     if any(len(series) > MOST_POINTS for group in lines for run in group.runs for series in run.values()):
         words += f" Of longer lines {MOST_POINTS:,} points are shown and in the file; all are in metrics.csv."
-    file = download("curves.csv", curves_csv({"": lines}, unit), "curves.csv")
-    caption = tag("p", f"{words} Every number: ", file, class_="quiet")
-    pictures = [picture(curves(shown, measure, unit), f"{measure} by {UNITS[unit]}") for measure in drawn]
-    return [caption, tag("div", *pictures, class_="pictures")]
+    caption = text(f"{words} Every number: ", download("curves.csv", curves_csv({"": lines}, unit)))
+    return [
+        caption,
+        {"kind": "together", "parts": [picture(curves(shown, m, unit), f"{m} by {UNITS[unit]}") for m in drawn]},
+    ]
 
 
-def _whiteness(trainings: Sequence[Training]) -> list[Html | None]:
-    known = {training.label: training.whiteness for training in trainings if training.whiteness}
+def _whiteness(lines: Sequence[Line]) -> list[Part]:
+    known = {line.label: line.measured.whiteness for line in lines if line.measured.whiteness}
     if not known:
         return []
-    words = tag(
-        "p",
+    words = text(
         "RMS correlation of each normalisation layer's output before gamma and beta, on a fixed sample of validation "
-        "images: 0 is white. The numbers are in whiteness.csv in each run's folder.",
-        class_="quiet",
+        "images: 0 is white. The numbers are in whiteness.csv in each run's folder."
     )
     if len(known) == 1:
-        return [words, _scrolling(picture(whiteness_by_layer(next(iter(known.values()))), "Whiteness by layer"))]
+        return [words, picture(whiteness_by_layer(next(iter(known.values()))), "Whiteness by layer", wide=True)]
     shown = dict(list(known.items())[:MOST_LINES])
-    left_out = _left_out(len(known), MOST_LINES)
-    return [words, _scrolling(picture(compare_whiteness(shown), "Whiteness of the runs", left_out))]
+    caption = _left_out(len(known), MOST_LINES)
+    return [words, picture(compare_whiteness(shown), "Whiteness of the runs", *caption, wide=True)]
 
 
-def _heatmaps(trainings: Sequence[Training]) -> list[Html | None]:
+def _heatmaps(lines: Sequence[Line]) -> list[Part]:
     """One picture a layer, with a column for each run, signed if its runs asked for that."""
-    layers = dict.fromkeys((layer, t.signed) for t in trainings for layer in t.heatmaps)
+    layers = dict.fromkeys((layer, _signed(line)) for line in lines for layer in line.measured.heatmaps)
     made = [
-        _whole(f"Correlations of {layer}", partial(_heatmap, trainings, layer, signed))
+        part
         for layer, signed in list(layers)[:MOST_HEATMAPS]
+        for part in _whole(f"Correlations of {layer}", partial(_heatmap, lines, layer, signed))
     ]
     if len(layers) > MOST_HEATMAPS:
-        made.append(tag("p", f"The first {MOST_HEATMAPS} of {len(layers)} layers.", class_="quiet"))
+        made.append(text(f"The first {MOST_HEATMAPS} of {len(layers)} layers."))
     return made
 
 
-def _heatmap(trainings: Sequence[Training], layer: str, signed: bool) -> Html:
-    columns = {t.label: t.heatmaps[layer] for t in trainings if layer in t.heatmaps and t.signed == signed}
+def _heatmap(lines: Sequence[Line], layer: str, signed: bool) -> list[Part]:
+    columns = {
+        line.label: line.measured.heatmaps[layer]
+        for line in lines
+        if layer in line.measured.heatmaps and _signed(line) == signed
+    }
     figure = heatmap_pairs(dict(list(columns.items())[:MOST_PICTURED]), signed)
-    caption = join([tag("code", layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. ",
-                    _left_out(len(columns), MOST_PICTURED)])  # fmt: skip
-    return _scrolling(picture(figure, f"Correlation matrices of {layer}", caption))
+    caption = [Code(layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. "]
+    caption += _left_out(len(columns), MOST_PICTURED)
+    return [picture(figure, f"Correlation matrices of {layer}", *caption, wide=True)]
 
 
-def _details(training: Training, alone: bool) -> Html:
-    parts: list[Any] = []
-    for run in training.everything:
-        parts.append(
-            tag("h3", "Training" if run in training.folders else "Evaluation", ": ", tag("code", str(run.path)))
-        )
-        parts += [tables.results(run), tables.environment(run)]
+def _signed(line: Line) -> bool:
+    """Whether its heatmaps were asked to be drawn with signs."""
+    return line.training.settings.get("whiteness.signed") is True
+
+
+def _details(line: Line, alone: bool) -> list[Part]:
+    parts: list[Part | None] = []
+    for run in line.training.runs:
+        title = "Training: " if run.kind == "fit" else "Evaluation: "
+        parts += [heading(title, Code(run.folder), level=3), tables.results(run), tables.environment(run)]
         settings = tables.configuration(run)
-        if settings is not None:
-            parts.append(tag("details", tag("summary", "All settings"), settings))
-    rows = training.whiteness
-    if rows:
-        parts.append(tag("details", tag("summary", "Whiteness of every layer"), tables.whiteness(rows)))
-    attributes = {"open": "open"} if alone else {}
-    return tag("details", tag("summary", dotted(training.label)), *parts, **attributes)
+        parts += [details("All settings", [settings])] if settings else []
+    if rows := line.measured.whiteness:
+        parts.append(details("Whiteness of every layer", [tables.whiteness(rows)]))
+    return [details(line.label, parts, alone)]
 
 
-def _scrolling(content: Html) -> Html:
-    """On a narrow screen a wide picture keeps a size at which its letters can be read."""
-    return tag("div", content, class_="scroll wide")
-
-
-def _left_out(number: int, most: int) -> str | None:
-    return f"The first {most} of {number} runs; name fewer to see the others." if number > most else None
+def _left_out(count: int, most: int) -> list[str]:
+    return [f"The first {most} of {count} runs; name fewer to see the others."] if count > most else []
 
 
 def _name(paths: Sequence[str | Path]) -> str:
     """What was given, in a few words."""
     parts = [Path(path).expanduser().resolve() for path in paths]
     names = ["/".join(p.parts[-2:]) if p.name.startswith("version_") else p.name or str(p) for p in parts]
-    return printable(", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more")
+    return printable(", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more")
 
 
 def _plural(count: int, word: str) -> str:

@@ -1,25 +1,22 @@
 """What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
 
-import os
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from rich.table import Table
 from rich.text import Text
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import printable, read_yaml
+from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import table_console
-from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.checkpoints import best_checkpoint, read_checkpoint
-from swbn_lightning.runs.folders import CONFIG_FILE, TRAINING_FILE, run_of, write_results
+from swbn_lightning.runs.folders import RESULTS_FILE, write_json
+from swbn_lightning.runs.record import now
 from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 from swbn_lightning.whiteness.kept import measurements
@@ -146,20 +143,17 @@ class ResultTable(pl.Callback):
         self._folder.mkdir(parents=True, exist_ok=True)
         own = _relative_to(checkpoint, self._folder)
         results: dict[str, Any] = {
-            "command": command,
-            "ended": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "ended": now(),
             "results": rows,
             "whiteness": whiteness,
             "best_checkpoint": own,
             "tested_checkpoint": None if own else checkpoint,
         }
-        if command != "fit":
-            results["tested_run"] = _keep_training(checkpoint, self._folder) if checkpoint and not own else None
-        else:
+        if command == "fit":
             results["completed"] = self._completed
             results["fit_seconds"] = time.perf_counter() - self._begun
             results["epoch_seconds"] = self._clock.epochs
-        write_results(self._folder, results)
+        write_json(self._folder / RESULTS_FILE, results)
 
 
 class _EpochClock:
@@ -264,22 +258,6 @@ def _relative_to(checkpoint: str | None, folder: Path) -> str | None:
     if checkpoint and folder.resolve() in Path(checkpoint).resolve().parents:
         return str(Path(checkpoint).resolve().relative_to(folder.resolve()))
     return None
-
-
-def _keep_training(checkpoint: str, folder: Path) -> str | None:
-    """Keep the settings of the run whose checkpoint was evaluated; returns that run's path from ``folder``.
-
-    So that these results are known for that training's wherever the folders go. None for a checkpoint outside a run.
-    """
-    run = run_of(checkpoint)
-    if run is None or not (run / CONFIG_FILE).is_file():
-        return None
-    try:
-        # Read and written again: it may be anybody's, of any size, or a link to something else.
-        write_whole(folder / TRAINING_FILE, yaml.safe_dump(read_yaml(run / CONFIG_FILE), sort_keys=False))
-    except (OSError, InputError) as error:  # the results shall not be lost for it
-        rank_zero_warn(f"{folder / TRAINING_FILE} is not written ({error}); compare will look for {run} itself.")
-    return os.path.relpath(run.resolve(), folder.resolve())
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

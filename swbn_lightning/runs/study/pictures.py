@@ -5,10 +5,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.study.cells import Cell, short_names
-from benchmarks.study.observations import Observation
-from benchmarks.study.runs import logged
-from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.writing import replacing, write_whole
 from swbn_lightning.runs.curves import (
     MEASURES,
@@ -20,7 +16,10 @@ from swbn_lightning.runs.curves import (
     curves_csv,
     has_curves,
 )
-from swbn_lightning.runs.folders import run_versions
+from swbn_lightning.runs.study.cells import Cell, short_names
+from swbn_lightning.runs.study.observations import Observation, quantities
+from swbn_lightning.runs.study.running import finished_training
+from swbn_lightning.files.pictures import to_png
 
 
 def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> list[Path]:
@@ -61,9 +60,10 @@ def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:
         title = f"{names[cell.experiment.path]}, {cell.network.label}"
         found.setdefault(title, {}).setdefault(cell.norm.label, []).append(cell)
     return {
-        title: [Group(label, [_quantities(cell) for cell in own]) for label, own in norms.items()]
+        title: [Group(label, [quantities(own) for cell in cells if (own := finished_training(cell))])
+                for label, cells in norms.items()]
         for title, norms in found.items()
-    }
+    }  # fmt: skip
 
 
 def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
@@ -81,10 +81,3 @@ def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
         for row in rows
         if row.metric == "accuracy"
     ]
-
-
-def _quantities(cell: Cell) -> dict[str, dict[int, float]]:
-    """By epochs trained."""
-    versions = run_versions(cell.folder)
-    names = [name for names in MEASURES.values() for name in names]
-    return {name: {epoch + 1: value for epoch, value in logged(versions, name).items()} for name in names}

@@ -1,4 +1,4 @@
-"""Names with options, as the benchmarks take them: ``swbn-fro``, ``swbn-fro:step_size=1e-4,num_groups=2``."""
+"""Names with options, as studies and benchmarks take them: ``swbn-fro``, ``swbn-fro:step_size=1e-4,num_groups=2``."""
 
 import json
 from dataclasses import dataclass

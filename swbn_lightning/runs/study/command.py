@@ -1,8 +1,8 @@
 """A grid of networks, norms and seeds through the ``swbn`` command, with one table at the end.
 
-    python -m benchmarks.study configs/quickstart.yaml --norms bn swbn-fro
-    python -m benchmarks.study configs/fewshot/cifar_fs_prototypical.yaml --root DIR --seeds 0,1,2 --shots 1 5
-    python -m benchmarks.study configs/classification/glyphs.yaml --norms bn swbn-fro swbn-fro:step_size=1e-3
+    swbn study configs/quickstart.yaml --norms bn swbn-fro
+    swbn study configs/fewshot/cifar_fs_prototypical.yaml --root DIR --seeds 0,1,2 --shots 1 5
+    swbn study configs/classification/glyphs.yaml --norms bn swbn-fro swbn-fro:step_size=1e-3
 
 Each run is the ``swbn`` command in a process of its own. The norms see the same network at the start, the same batches
 and the same test. What is done is not done again: stopped or killed, the same command goes on where it was; several at
@@ -18,20 +18,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.environment import as_line
-from benchmarks.study.cells import Cell, Experiment, grid, short_names
-from benchmarks.study.observations import Observation, as_csv, observe
-from benchmarks.study.pictures import draw
-from benchmarks.study.runs import SETTINGS_FILE, Busy, RunFailed, complete, read_environment
-from benchmarks.study.table import markdown
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import printable, reading
+from swbn_lightning.files.reading import printable
 from swbn_lightning.files.writing import write_whole
+from swbn_lightning.runs.study.cells import Cell, Experiment, grid, short_names
+from swbn_lightning.runs.study.observations import Observation, as_csv, observe
+from swbn_lightning.runs.study.pictures import draw
+from swbn_lightning.runs.study.running import Busy, RunFailed, complete, finished_training
+from swbn_lightning.runs.study.table import markdown
 
 NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm")  # the paper's four
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: Sequence[str]) -> None:
     """Run what is not done, write after each run, print the table.
 
     Raises:
@@ -43,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> None:
         cells = _cells(options)
     except InputError as error:
         parser.error(str(error))
-    study = Study(cells, options.reach, Path(options.output or options.runs), sys.argv[1:] if args is None else args)
+    study = Study(cells, options.reach, Path(options.output or options.runs), args)
     try:
         study.run()
     except KeyboardInterrupt:
@@ -112,7 +111,7 @@ class Study:
         if self.failures:
             reasons = [f"- {label}: {_shown(why.splitlines()[0])}" for label, why in self.failures.items()]
             parts.append("\n".join(["Not finished:\n", *reasons, ""]))
-        parts += [f"`python -m benchmarks.study {shlex.join(self.words)}`\n"]
+        parts += [f"`swbn study {shlex.join(self.words)}`\n"]
         parts += dict.fromkeys(self._environments[number] for number in self._rows)
         return "\n".join(parts)
 
@@ -150,8 +149,10 @@ def _shown(text: str) -> str:
 
 
 def _environment(cell: Cell) -> str:
-    with reading(cell.folder / SETTINGS_FILE):
-        return _shown(as_line(read_environment(cell)))
+    """On what a cell was trained."""
+    training = finished_training(cell)
+    found = training.parts[0].environment if training else {}
+    return _shown(", ".join(f"{key} {value}" for key, value in found.items() if key != "seed"))
 
 
 def _seeds(text: str) -> list[int]:
@@ -160,7 +161,7 @@ def _seeds(text: str) -> list[int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.study",
+        prog="swbn study",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -181,7 +182,3 @@ def _parser() -> argparse.ArgumentParser:
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as trainer.max_epochs=2"
     )
     return parser
-
-
-if __name__ == "__main__":
-    main()

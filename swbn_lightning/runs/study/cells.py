@@ -1,6 +1,8 @@
 """What a study consists of: configurations, and the cells of its grid, each one training and its tests."""
 
+import contextlib
 import copy
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -10,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import classification
-import fewshot
-from benchmarks.variants import Variant
-from fewshot.modules.base import EpisodicModule
+import pytorch_lightning as pl
+
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import read_yaml
+from swbn_lightning.files.reading import folders_with, read_json, read_yaml
+from swbn_lightning.runs.study.variant import Variant
+
+SETTINGS_FILE = "settings.json"  # in a cell's folder: what is trained there
 
 # What the paper's tables call them (paper_results.csv).
 METHODS = {"MatchingNetwork": "MN", "PrototypicalNetwork": "PN", "CrossAttentionNetwork": "CAN"}
@@ -66,8 +69,8 @@ class Experiment:
 
     @functools.cached_property
     def few_shot(self) -> bool:
-        """Whether its model is trained and tested on episodes."""
-        return issubclass(_model_class(self.content["model"]["class_path"]), EpisodicModule)
+        """Whether its model is trained and tested on episodes: only such a test has shots."""
+        return bool(getattr(_model_class(self.content["model"]["class_path"]), "episodic", False))
 
     @property
     def method(self) -> str:
@@ -151,6 +154,7 @@ class Cell:
         tests: what is evaluated.
         root: folder of the data set's files, if it needs one.
         runs: folder of all runs.
+        place: its folder below that, where it was found under another name than :attr:`usual_place`.
     """
 
     experiment: Experiment
@@ -163,6 +167,7 @@ class Cell:
     tests: tuple[Test, ...]
     root: str | None
     runs: Path
+    place: str | None = None
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -188,10 +193,15 @@ class Cell:
         return _digest(self.identity)
 
     @property
-    def name(self) -> str:
-        """The name of its runs, below the folder of all runs."""
+    def usual_place(self) -> str:
+        """The name of its runs, below the folder of all runs, if nobody renamed it."""
         network = self.network.name.replace("/", "-")
         return f"{self.experiment.name}/{network}/{self.norm.name}/seed{self.seed}-{self.key}"
+
+    @property
+    def name(self) -> str:
+        """The name of its runs, below the folder of all runs."""
+        return self.place or self.usual_place
 
     @property
     def folder(self) -> Path:
@@ -268,7 +278,21 @@ def grid(
                 for norm in dict.fromkeys(norms):
                     parts = *experiment.network(network), *experiment.norm(norm)
                     cells.append(Cell(experiment, *parts, seed, of_training, tests, root, runs))
-    return cells
+    return _where_they_are(cells, runs)
+
+
+def _where_they_are(cells: Sequence[Cell], runs: Path) -> list[Cell]:
+    """The cells with the folders that hold their settings, which may have been renamed and moved below ``runs``."""
+    found: dict[str, str] = {}
+    for folder in sorted(folders_with(runs, (SETTINGS_FILE,))) if runs.is_dir() else ():
+        with contextlib.suppress(InputError):  # of a stranger, or half a file: then it is none of these
+            place = str(folder.relative_to(runs))
+            found.setdefault(_digest(read_json(folder / SETTINGS_FILE).get("settings")), place)
+    own = [cell.usual_place for cell in cells]
+    return [
+        cell if (runs / place / SETTINGS_FILE).exists() else dataclasses.replace(cell, place=found.get(cell.key))
+        for cell, place in zip(cells, own, strict=True)
+    ]
 
 
 def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[Experiment]) -> None:
@@ -287,15 +311,24 @@ def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[
 
 
 def _model_class(path: str) -> type:
+    """The class that a configuration names, as the command finds it: by its whole name, or by the last part of it."""
     module, _, name = path.rpartition(".")
     try:
-        places = [importlib.import_module(module)] if module else [fewshot, classification]
+        imported = importlib.import_module(module) if module else None
+        found = getattr(imported, name, None) if module else _imported(pl.LightningModule, name)
     except ImportError as error:
         raise InputError(f"model {path}: {error}") from error
-    for place in places:
-        if isinstance(getattr(place, name, None), type):
-            return getattr(place, name)
-    raise InputError(f"model {path} is not known; give its class as MODULE.CLASS.")
+    if not isinstance(found, type):
+        raise InputError(f"model {path} is not known; give its class as MODULE.CLASS.")
+    return found
+
+
+def _imported(kind: type, name: str) -> type | None:
+    """A class of this name among those derived from ``kind``."""
+    if kind.__name__ == name:
+        return kind
+    derived: list[type] = kind.__subclasses__()
+    return next((found for below in derived if (found := _imported(below, name))), None)
 
 
 def _digest(content: Any) -> str:

@@ -1,22 +1,22 @@
 """What the runs of a study measured, one row a training seed, test and metric."""
 
-import csv
 import dataclasses
-import io
 import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.study.cells import Cell, Test
-from benchmarks.study.runs import chosen_checkpoint, finished_fit, finished_test, logged, read_results
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import finite, reading
-from swbn_lightning.runs.folders import RESULTS_FILE, run_versions
+from swbn_lightning.files.reading import finite, has_file, reading
+from swbn_lightning.files.writing import csv_text
+from swbn_lightning.runs.episodes import read_episodes
+from swbn_lightning.runs.folders import METRICS_FILE, RESULTS_FILE
+from swbn_lightning.runs.measured import Series, joined, read_metrics
 from swbn_lightning.runs.paper import PaperFigure, find_paper_figure
-from swbn_lightning.runs.saved_tests import read_episodes
+from swbn_lightning.runs.read import Run, Training
+from swbn_lightning.runs.study.cells import Cell
+from swbn_lightning.runs.study.running import chosen_checkpoint, finished_test, finished_training
 
 # Of a test's results: the metric's name here, and in the paper's tables.
 METRICS = {"accuracy": ("accuracy", ("accuracy", "top1")), "top5": ("top5", ("top5",))}
@@ -64,11 +64,6 @@ class Observation:
     episodes: tuple[float, ...] = field(default=(), repr=False)
     episode_set: tuple[Any, ...] = ()
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """For the file."""
-        return {name: getattr(self, name) for name in COLUMNS}
-
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Observation) if f.name not in ("episodes", "episode_set"))
 
@@ -83,37 +78,44 @@ def observe(cell: Cell, reach: float | None) -> list[Observation]:
     Raises:
         InputError: a file that is not what a run writes.
     """
-    fitted = finished_fit(cell)
-    if fitted is None:
+    training = finished_training(cell)
+    if training is None:
         return []
-    with reading(fitted / RESULTS_FILE):
-        training = _training(cell, fitted, reach)
+    with reading(training.last.folder / RESULTS_FILE):
+        columns = _columns(cell, training, reach)
     rows = []
-    for test in cell.tests:
-        folder = finished_test(cell, test)
-        if folder is not None:
-            rows += _of_test(cell, test, folder, training)
+    for run in (finished_test(cell, test) for test in cell.tests):
+        if run is not None:
+            with reading(run.folder / RESULTS_FILE):
+                rows += _rows_of_test(cell, run, columns)
     return rows
+
+
+def quantities(training: Training) -> dict[str, Series]:
+    """What a training logged by epochs trained, in all of its parts.
+
+    Raises:
+        InputError: a file that cannot be read.
+    """
+    found: dict[str, dict[str, Series]] = {}
+    for part in training.parts:
+        if has_file(part.folder, (METRICS_FILE,)):
+            found = joined(found, read_metrics(part.folder / METRICS_FILE))
+    return found.get("epoch", {})
 
 
 def as_csv(rows: list[Observation]) -> str:
     """A header and a line an observation; None is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.row for row in rows)
-    return text.getvalue()
+    return csv_text(COLUMNS, ([getattr(row, name) for name in COLUMNS] for row in rows))
 
 
-def _training(cell: Cell, fitted: Path, reach: float | None) -> dict[str, Any]:
+def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, Any]:
     """The columns that all tests of a training share."""
-    versions = run_versions(cell.folder)
-    told = read_results(fitted) or {}
+    told, logged = training.last.results, quantities(training)
     seconds = [value for value in map(finite, told["epoch_seconds"]) if value is not None]
     time = _paper_figure(cell, "epoch_time")
-    split, accuracies = "val", logged(versions, "val/accuracy")
-    if not accuracies:
-        split, accuracies = "train", logged(versions, "train/accuracy")
+    split = "val" if logged.get("val/accuracy") else "train"
+    accuracies = logged.get(f"{split}/accuracy", {})
     reached = [epoch for epoch, accuracy in accuracies.items() if reach is not None and accuracy >= reach]
     return {
         "config": cell.experiment.path,
@@ -126,24 +128,19 @@ def _training(cell: Cell, fitted: Path, reach: float | None) -> dict[str, Any]:
         "seed": cell.seed,
         "reach": reach,
         "reach_split": split if reach is not None else "",
-        "epochs_to_reach": min(reached) + 1 if reached else None,
+        "epochs_to_reach": min(reached) if reached else None,
         "epoch_seconds": statistics.median(seconds) if seconds else None,
         "paper_epoch_seconds": _seconds(time) if time else None,
         # Of a training in several parts the first ones are not known.
-        "fit_seconds": finite(told["fit_seconds"]) if len(versions) == 1 else None,
-        "continued": len(versions) - 1,
-        "run": str(fitted),
-        "checkpoint": str(chosen_checkpoint(cell)),
+        "fit_seconds": finite(told["fit_seconds"]) if len(training.parts) == 1 else None,
+        "continued": len(training.parts) - 1,
+        "run": str(training.last.folder),
+        "checkpoint": str(chosen_checkpoint(training)),
     }
 
 
-def _of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> list[Observation]:
-    with reading(folder / RESULTS_FILE):
-        return _rows_of_test(cell, test, folder, training)
-
-
-def _rows_of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]) -> list[Observation]:
-    (result,) = (read_results(folder) or {})["results"]
+def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Observation]:
+    (result,) = run.results["results"]
     few_shot = "ways" in result
     _check(result, _WHOLE_OF_EPISODES if few_shot else ("images",))
     setting = f"{result['ways']}W{result['shots']}S" if few_shot else ""
@@ -173,8 +170,8 @@ def _rows_of_test(cell: Cell, test: Test, folder: Path, training: dict[str, Any]
                 loss=result["loss"],
                 paper=value / 100 if value is not None else None,
                 paper_note=found[0].note if found else "",
-                test=str(folder),
-                episodes=read_episodes(folder) if few_shot and metric == "accuracy" else (),
+                test=str(run.folder),
+                episodes=read_episodes(run.folder) if few_shot and metric == "accuracy" else (),
                 episode_set=tuple(result[name] for name in ("seed", "ways", "shots", "queries")) if few_shot else (),
             )
         )

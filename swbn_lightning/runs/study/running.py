@@ -8,24 +8,20 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from benchmarks.environment import environment
-from benchmarks.study.cells import Cell, Test
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import has_file, read_json, read_yaml
+from swbn_lightning.files.reading import has_file
 from swbn_lightning.files.writing import write_whole
-from swbn_lightning.runs.checkpoints import find_checkpoint
-from swbn_lightning.runs.folders import CONFIG_FILE, RESULTS_FILE, run_versions
-from swbn_lightning.runs.page.folders import METRICS_FILE, read_metrics
+from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
+from swbn_lightning.runs.folders import LAST_CHECKPOINT, METRICS_FILE, RESULTS_FILE, run_versions
+from swbn_lightning.runs.measured import read_metrics
+from swbn_lightning.runs.read import FILES, Run, Training, as_trainings, read_runs
+from swbn_lightning.runs.study.cells import SETTINGS_FILE, Cell, Test
 
-CLI = Path(__file__).parents[2] / "cli.py"
+COMMAND = (sys.executable, str(Path(__file__).parents[3] / "cli.py"))  # `swbn`, in a checkout and installed
 OUTPUT_FILE = "output.txt"  # what the commands of a cell printed
-SETTINGS_FILE = "settings.json"
 _MOST_OUTPUT = 100_000  # bytes of the end, where the last lines are looked for
 
 
@@ -52,11 +48,11 @@ def complete(cell: Cell, wait: bool) -> int:
     """
     commands = 0
     with _locked(cell.folder, wait) as lock:
-        if finished_fit(cell) is None:
+        if finished_training(cell) is None:
             commands += _fit(cell, lock)
         for test in cell.tests:
-            if finished_test(cell, test) is None:
-                checkpoint = f"--ckpt_path={chosen_checkpoint(cell)}"
+            if (training := finished_training(cell)) and finished_test(cell, test) is None:
+                checkpoint = f"--ckpt_path={chosen_checkpoint(training)}"
                 run_command(cell, "test", [*cell.arguments(test.name), *test.arguments, checkpoint], lock)
                 commands += 1
                 if finished_test(cell, test) is None:
@@ -74,7 +70,7 @@ def run_command(cell: Cell, command: str, arguments: Sequence[str], lock: int) -
     with open(_own_file(output, os.O_APPEND), "r+b", buffering=0) as file:
         file.write(f"\n$ swbn {command} {' '.join(arguments)}\n".encode())
         process = subprocess.Popen(
-            [sys.executable, str(CLI), command, *arguments],
+            [*COMMAND, command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -91,67 +87,49 @@ def run_command(cell: Cell, command: str, arguments: Sequence[str], lock: int) -
         raise RunFailed("\n".join([f"swbn {command} ended with {code}; see {output}", *last]))
 
 
-def finished_fit(cell: Cell) -> Path | None:
-    """The folder of the training that came to its end, if one did."""
-    for folder in reversed(run_versions(cell.folder)):
-        found = read_results(folder)
-        if found and found.get("command") == "fit" and found.get("completed"):
-            return folder
-    return None
+def finished_training(cell: Cell) -> Training | None:
+    """The training in the cell's folder that came to its end, with its tests; None where none did.
+
+    Raises:
+        InputError: a file of one of its runs that cannot be read.
+    """
+    folders = [*run_versions(cell.folder), *(v for test in cell.tests for v in run_versions(cell.folder / test.name))]
+    runs = read_runs(folder for folder in folders if has_file(folder, FILES))
+    for run in runs:
+        for error in run.unreadable.values():
+            raise error
+    finished = [own for own in as_trainings(runs) if own.parts and own.last.results.get("completed") is True]
+    return finished[-1] if finished else None
 
 
-def finished_test(cell: Cell, test: Test) -> Path | None:
-    """The folder of that test of the cell's checkpoint, if it was made."""
-    folders = [folder for folder in run_versions(cell.folder / test.name) if read_results(folder)]
-    if not folders or finished_fit(cell) is None:
+def finished_test(cell: Cell, test: Test) -> Run | None:
+    """That test of the cell's checkpoint, if it was made."""
+    training = finished_training(cell)
+    if training is None:
         return None
-    wanted = chosen_checkpoint(cell).parts[-3:]  # so that the folder of the runs may be moved
-    for folder in reversed(folders):
-        found = read_results(folder) or {}
-        if found.get("command") == "test" and Path(str(found.get("tested_checkpoint"))).parts[-3:] == wanted:
-            return folder
+    checkpoint = chosen_checkpoint(training)
+    made = {part.id for part in training.parts if part.folder == checkpoint.parents[1]}
+    for run in reversed(training.tests):
+        here = run.folder.parent.name == test.name and Path(run.checkpoint or "").name == checkpoint.name
+        if here and run.rows and run.origin in made:
+            return run
     return None
 
 
-def chosen_checkpoint(cell: Cell) -> Path:
+def chosen_checkpoint(training: Training) -> Path:
     """What is tested: the best by validation or, where nothing validates, the last epoch's.
 
     A training that was interrupted and went on has several folders, and the best may be in any of them.
     """
-    folder = finished_fit(cell)
-    assert folder is not None
-    candidates = [path for version in run_versions(cell.folder) for path in _kept(version)]
+    candidates = [path for part in training.parts for path in _kept(part)]
     if not candidates:
-        return find_checkpoint(folder, "last")
-    monitored = read_yaml(folder / CONFIG_FILE).get("checkpoint")
-    monitored = monitored if isinstance(monitored, dict) else {}
-    sign = -1 if monitored.get("mode") == "min" else 1
-    monitor = monitored.get("monitor")
-    monitor = monitor if isinstance(monitor, str) else None
-    scores = {path: _score(path, monitor) for path in candidates} if len(candidates) > 1 else {}
+        return find_checkpoint(training.last.folder, "last")
+    settings = training.last.settings
+    monitor = settings.get("checkpoint.monitor")
+    sign = -1 if settings.get("checkpoint.mode") == "min" else 1
+    scores = {path: _score(path, str(monitor)) for path in candidates} if len(candidates) > 1 else {}
     known = {path: sign * score for path, score in scores.items() if score is not None}
     return max(known, key=lambda path: known[path]) if known else candidates[-1]  # of equals the first, as Lightning
-
-
-def logged(versions: Sequence[Path], name: str) -> dict[int, float]:
-    """A quantity of ``metrics.csv`` by epoch; of an epoch that was run twice the later value."""
-    values: dict[int, float] = {}
-    for folder in versions:
-        if has_file(folder, (METRICS_FILE,)):
-            series = read_metrics(folder / METRICS_FILE, [name])["epoch"].get(name, {})
-            values |= {trained - 1: value for trained, value in series.items()}
-    return values
-
-
-def read_results(folder: Path) -> dict[str, Any] | None:
-    """``results.json`` of a run's folder, if it is there."""
-    return read_json(folder / RESULTS_FILE) if has_file(folder, (RESULTS_FILE,)) else None
-
-
-def read_environment(cell: Cell) -> dict[str, Any]:
-    """Device and versions with which the cell's training was begun."""
-    found = read_json(cell.folder / SETTINGS_FILE).get("environment")
-    return found if isinstance(found, dict) else {}
 
 
 def _fit(cell: Cell, lock: int) -> int:
@@ -159,52 +137,48 @@ def _fit(cell: Cell, lock: int) -> int:
     if last is None:
         _begin(cell)
     run_command(cell, "fit", [*cell.arguments(), *([f"--ckpt_path={last}"] if last else [])], lock)
-    if finished_fit(cell) is None and last is not None:
+    if finished_training(cell) is None and last is not None:
         # Killed between its last epoch and its results: nothing was left to train, so nothing was told.
         _begin(cell)
         run_command(cell, "fit", cell.arguments(), lock)
-    if finished_fit(cell) is None:
+    if finished_training(cell) is None:
         raise RunFailed(f"the training left no {RESULTS_FILE} in {cell.folder}")
     return 1
 
 
 def _begin(cell: Cell) -> None:
-    """Clear the cell's folder of what cannot be gone on with, and note what will be run there, and where."""
+    """Clear the cell's folder of what cannot be gone on with, and note what will be run there."""
     for folder in [*run_versions(cell.folder), *cell.folder.glob("test-*")]:
         if folder.is_symlink() or not folder.is_dir():
             raise InputError(f"{folder} is in the way of the training: it is a link or no folder; remove it.")
         shutil.rmtree(folder)
-    content = {"settings": cell.identity, "environment": environment("pytorch-lightning")}
-    write_whole(cell.folder / SETTINGS_FILE, json.dumps(content, indent=2, default=str) + "\n")
+    write_whole(cell.folder / SETTINGS_FILE, json.dumps({"settings": cell.identity}, indent=2, default=str) + "\n")
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
     for version in reversed(run_versions(folder)):
-        try:
+        with suppress(InputError):  # none, or one that was being written
             return find_checkpoint(version, "last")
-        except InputError:  # none, or one that was being written
-            continue
     return None
 
 
-def _kept(folder: Path) -> list[Path]:
+def _kept(part: Run) -> list[Path]:
     """The best checkpoint of a run that ended; of one that was killed what it had kept by then."""
-    found = read_results(folder)
-    if found is not None:
-        best = str(found.get("best_checkpoint") or "-")
-        files = [folder / best] if has_file(folder, (best,)) else []
+    if part.results:
+        best = str(part.results.get("best_checkpoint") or "-")
+        files = [part.folder / best] if has_file(part.folder, (best,)) else []
     else:
-        files = [path for path in sorted((folder / "checkpoints").glob("*.ckpt")) if path.name != "last.ckpt"]
+        files = [path for path in sorted((part.folder / "checkpoints").glob("*.ckpt")) if path.name != LAST_CHECKPOINT]
     # Not a pipe, which would be waited for, and none of another run, which the file of a stranger may name.
-    return [path for path in files if path.is_file() and path.resolve().is_relative_to(folder.resolve())]
+    return [path for path in files if path.is_file() and path.resolve().is_relative_to(part.folder.resolve())]
 
 
-def _score(checkpoint: Path, monitor: str | None) -> float | None:
-    try:
-        epoch = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["epoch"]
-    except Exception:  # half a file, whose writer was killed, raises almost anything
-        return None
-    return logged([checkpoint.parents[1]], monitor or "").get(epoch) if isinstance(epoch, int) else None
+def _score(checkpoint: Path, monitor: str) -> float | None:
+    """What was monitored in the epoch of a checkpoint; None of half a file, whose writer was killed."""
+    with suppress(InputError):
+        epoch = read_checkpoint(checkpoint).get("epoch", -1)
+        return read_metrics(checkpoint.parents[1] / METRICS_FILE, [monitor])["epoch"].get(monitor, {}).get(epoch + 1)
+    return None
 
 
 @contextmanager

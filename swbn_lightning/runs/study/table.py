@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from benchmarks.study.observations import Observation
 from swbn_lightning.runs.intervals import (
     CONFIDENCE,
+    Difference,
     Interval,
     corrected,
+    difference,
     mean_interval,
-    paired_difference,
-    two_way_difference,
 )
+from swbn_lightning.runs.study.observations import Observation
 
 BASELINE = "bn"
 _NONE = "–"
@@ -50,62 +50,25 @@ def groups(rows: Sequence[Observation], seeds: int) -> list[Group]:
     return [Group(found[key], found.get((*key[:3], BASELINE), []), seeds) for key in ordered]
 
 
-def difference_over_seeds(group: Group, confidence: float = CONFIDENCE) -> Interval | None:
-    """The metric less BatchNorm's, paired seed by seed; None for BatchNorm itself, or without a common seed."""
-    pairs = _pairs(group)
-    values, base = [row.value for row, _ in pairs], [base.value for _, base in pairs]
-    return paired_difference(values, base, confidence=confidence) if pairs else None
+def difference_of(group: Group, confidence: float = CONFIDENCE) -> Difference:
+    """The metric less BatchNorm's, of the seeds that both have; nothing for BatchNorm itself, or without such a seed.
 
-
-def difference_over_episodes(group: Group, confidence: float = CONFIDENCE) -> Interval | None:
-    """The accuracy less BatchNorm's, paired over the same test episodes; of several seeds an episode's mean.
-
-    None where a test did not save its episodes, or had others.
+    Over episodes only where all of these tests saved them and had the same.
     """
-    sides = _episodes(group)
-    if sides is None:
-        return None
-    norm, base = ([fmean(values) for values in zip(*side, strict=True)] for side in sides)
-    return paired_difference(norm, base, confidence=confidence)
-
-
-def difference_over_both(group: Group, confidence: float = CONFIDENCE) -> Interval | None:
-    """The same for other seeds and other episodes; None with fewer than two seeds, or where the other is None."""
-    sides = _episodes(group)
-    if sides is None or min(len(sides[0]), len(sides[0][0])) < 2:
-        return None
-    return two_way_difference(*sides, confidence=confidence)
-
-
-def deciding(group: Group) -> Callable[[Group, float], Interval | None]:
-    """Which of the three differences decides: of seeds that share their episodes that over both.
-
-    Of one seed that over episodes; where no episodes were saved that over seeds, on the images that there are.
-    """
-    if difference_over_both(group) is not None:
-        return difference_over_both
-    of_one = len(_pairs(group)) == 1 and difference_over_episodes(group) is not None
-    return difference_over_episodes if of_one else difference_over_seeds
-
-
-def _episodes(group: Group) -> list[list[tuple[float, ...]]] | None:
-    pairs = _pairs(group)
-    sets = {(side.episode_set, len(side.episodes)) for pair in pairs for side in pair}
-    if len(sets) != 1 or not pairs[0][0].episodes:
-        return None
-    return [[pair[side].episodes for pair in pairs] for side in (0, 1)]
-
-
-def _pairs(group: Group) -> list[tuple[Observation, Observation]]:
-    if not group.rows or group.rows[0].norm == BASELINE:
-        return []
     base = {row.seed: row for row in group.baseline}
-    return [(row, base[row.seed]) for row in group.rows if row.seed in base]
+    pairs = [(row, base[row.seed]) for row in group.rows if row.seed in base and row.norm != BASELINE]
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    sets = {(row.episode_set, len(row.episodes)) for pair in pairs for row in pair}
+    shared = len(sets) == 1 and pairs[0][0].episodes
+    own, other = ([row.episodes for row in side] for side in sides)
+    values, baseline = ([row.value for row in side] for side in sides)
+    return difference(values, baseline, (own, other) if shared else None, confidence)
 
 
 def _table(lines: list[Group]) -> str:
     reach = next((group.rows[0] for group in lines if group.rows[0].reach is not None), None)
-    count = sum(decided is not None and decided.half_width is not None for decided in _decided(lines))
+    decided = [difference_of(group).deciding for group in lines]
+    count = sum(own is not None and own.half_width is not None for own in decided)
     goal = f"epochs to {100 * (reach.reach or 0):g} % ({reach.reach_split})" if reach else ""
     columns: list[tuple[str, str, Callable[[Group], str]]] = [
         ("network", "---", lambda group: f"`{group.rows[0].network}`"),
@@ -115,9 +78,9 @@ def _table(lines: list[Group]) -> str:
         ("mean ± std over seeds, %", "---:", _accuracy),
         ("one test ± 95%", "---:", lambda group: _mean(group, "ci95", "± {:.2f}", 100)),
         ("paper, %", "---:", lambda group: _mean(group, "paper", "{:.2f}", 100)),
-        ("to `bn`, 95% over seeds", "---:", lambda group: _difference(group, difference_over_seeds, count)),
-        ("to `bn`, 95% over episodes", "---:", lambda group: _difference(group, difference_over_episodes, count)),
-        ("to `bn`, 95% over both", "---:", lambda group: _difference(group, difference_over_both, count)),
+        ("to `bn`, 95% over seeds", "---:", lambda group: _difference(group, "over_seeds", count)),
+        ("to `bn`, 95% over episodes", "---:", lambda group: _difference(group, "over_episodes", count)),
+        ("to `bn`, 95% over both", "---:", lambda group: _difference(group, "over_both", count)),
         (goal, "---:", _epochs if goal else lambda group: _NONE),
         ("an epoch, s", "---:", lambda group: _mean(group, "epoch_seconds", "{:.3g}")),
         ("paper's epoch, s", "---:", lambda group: _mean(group, "paper_epoch_seconds", "{:.0f}")),
@@ -130,10 +93,6 @@ def _table(lines: list[Group]) -> str:
     table = [[title for title, _, _ in shown], [align for _, align, _ in shown]]
     table += [[column[2][number] for column in shown] for number in range(len(lines))]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in table), *_note(count)])
-
-
-def _decided(lines: list[Group]) -> list[Interval | None]:
-    return [deciding(group)(group, CONFIDENCE) for group in lines]
 
 
 def _note(count: int) -> list[str]:
@@ -165,18 +124,19 @@ def _accuracy(group: Group) -> str:
     return f"{found.mean:.2f}" + (f" ± {found.std:.2f}" if found.std is not None else "")
 
 
-def _difference(group: Group, of: Callable[[Group, float], Interval | None], comparisons: int) -> str:
+def _difference(group: Group, name: str, comparisons: int) -> str:
     """In points; bold where the interval that decides leaves out zero, † where it does as one of ``comparisons``."""
-    found = of(group, CONFIDENCE)
+    every = difference_of(group)
+    found: Interval | None = getattr(every, name)
     if found is None:
         return _NONE
     if found.half_width is None:
         return f"{100 * found.mean:+.2f}"
     text = f"{100 * found.mean:+.2f} ± {100 * found.half_width:.2f}"
-    if of is not deciding(group) or not found.leaves_out_zero:
+    if found is not every.deciding or not found.leaves_out_zero:
         return text
-    among_all = of(group, corrected(comparisons)) if comparisons > 1 else None
-    return f"**{text}**" + (" †" if among_all is not None and among_all.leaves_out_zero else "")
+    wide = difference_of(group, corrected(comparisons)).deciding if comparisons > 1 else None
+    return f"**{text}**" + (" †" if wide is not None and wide.leaves_out_zero else "")
 
 
 def _epochs(group: Group) -> str:

@@ -1,0 +1,127 @@
+"""What a page consists of, and the template that makes HTML of it, in which everything is escaped."""
+
+import base64
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, Template
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from swbn_lightning.files.reading import finite
+from swbn_lightning.whiteness.plots import to_png
+
+TEMPLATE = "page.html.jinja"
+Part = dict[str, Any]  # its `kind` says how the template shows it
+
+
+class Number(str):
+    """A figure as it is shown, to the right of its column."""
+
+    kind, strong = "number", False
+
+
+class Strong(Number):
+    """A figure that one looks for first."""
+
+    strong = True
+
+
+class Name(str):
+    """A name that may break behind its dots and slashes."""
+
+    kind = "name"
+
+
+class Code(str):
+    """The same, as code."""
+
+    kind = "code"
+
+
+NONE = Number("–")
+
+
+def number(value: Any, form: str = "{:.4g}", times: float = 1) -> Number:
+    """A figure in a given form; a dash for what is no finite number."""
+    if isinstance(value, str) or finite(value) is None:
+        return NONE
+    return Number(form.format(times * value))
+
+
+def text(*parts: Any) -> Part:
+    """A paragraph, of texts and what else stands in a line."""
+    return {"kind": "text", "parts": parts}
+
+
+def download(name: str, content: str) -> Part:
+    """A link that saves a text, which is within the page, as a file of this name."""
+    return {"kind": "download", "name": name, "data": _base64(content.encode(errors="backslashreplace"))}
+
+
+def heading(*parts: Any, level: int = 2) -> Part:
+    """Of the second or third level."""
+    return {"kind": "heading", "parts": parts, "level": level}
+
+
+def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], leave_out: bool = False) -> Part:
+    """A table whose first column heads its rows; a column whose cells are all :class:`Number` stands to the right.
+
+    Args:
+        head: the columns' titles.
+        rows: of cells.
+        leave_out: the columns in which nothing is known.
+    """
+    columns = range(len(head))
+    if leave_out:
+        columns = [c for c in columns if c == 0 or any(row[c] not in (NONE, "–") for row in rows)]  # type: ignore[assignment]
+    shown = [[row[c] for c in columns] for row in rows]
+    right = [c > 0 and all(isinstance(row[c], Number) for row in rows) for c in columns]
+    return {"kind": "table", "head": [head[c] for c in columns], "rows": shown, "right": right}
+
+
+def picture(figure: Figure, alternative: str, *caption: Any, wide: bool = False) -> Part:
+    """A figure as a PNG within the page, at most at the size at which its letters are as large as the page's.
+
+    Args:
+        figure: what is shown.
+        alternative: for who cannot see it.
+        caption: below it.
+        wide: on a narrow screen it keeps a size at which its letters can be read.
+    """
+    width = round(96 * figure.get_figwidth())  # CSS pixels an inch
+    return {"kind": "picture", "alternative": alternative, "data": _base64(to_png(figure)), "width": width,
+            "caption": caption, "wide": wide}  # fmt: skip
+
+
+def details(title: str, parts: Sequence[Part | None], opened: bool = False) -> Part:
+    """What is shown when its title is clicked, or from the beginning."""
+    return {"kind": "details", "title": title, "parts": [p for p in parts if p is not None], "opened": opened}
+
+
+def notice(title: str, words: str = "", lines: Sequence[tuple[str, Sequence[Code]]] = ()) -> Part:
+    """What is missing or went wrong, with lines that each name the folders which they are about."""
+    return {"kind": "notice", "title": title, "words": words, "lines": lines}
+
+
+def render(title: str, parts: Sequence[Part]) -> str:
+    """The whole document."""
+    made = _template().render(title=title, parts=parts)
+    return made.encode(errors="backslashreplace").decode()  # names of folders may hold what is no letter
+
+
+@cache
+def _template() -> Template:
+    made = Environment(
+        autoescape=True, loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters["breakable"] = lambda name: Markup(
+        str(escape(str(name))).replace(".", ".<wbr>").replace("/", "/<wbr>")
+    )
+    return made.get_template(TEMPLATE)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

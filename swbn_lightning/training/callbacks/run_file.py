@@ -1,0 +1,101 @@
+"""``run.json`` in a run's folder: which run it is, what it started from, its settings and what it ran on."""
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from swbn_lightning.runs.environment import environment
+from swbn_lightning.runs.folders import RUN_FILE, write_json
+from swbn_lightning.runs.record import KEY, Record, new_id, now, record_of, to_keep
+
+PACKAGES = ("torchvision", "pytorch-lightning", "torchmetrics", "numpy")
+
+
+class RunFile(pl.Callback):
+    """Gives a run its id, and writes ``run.json`` when ``fit``, ``validate``, ``test`` or ``predict`` starts.
+
+    In it: ``id``; ``kind`` (which of the four); ``command`` (as on the command line); ``started`` (UTC); ``from``, the
+    id of the run whose checkpoint it goes on from or evaluates; ``trained``, of an evaluation: that run's id, start and
+    settings; ``settings``, flat; ``environment``: device in use, processes, threads (of torch, a process), precision,
+    platform and versions. Written at the start, so that a killed run has it too; nothing that names the user or the
+    machine is added to what the command itself says. Every checkpoint carries the id, the start and the settings.
+
+    Args:
+        command: what was called; None where nothing is known of it, as in a program of one's own.
+        settings: gives them, flat.
+    """
+
+    def __init__(self, command: str | None = None, settings: Callable[[], Mapping[str, Any]] = dict) -> None:
+        self.command, self._give_settings = command, settings
+        self._folder: Path | None = None
+        self._record: Record | None = None
+        self._settings: dict[str, Any] = {}
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        log_dir = trainer.log_dir  # the processes agree on it here
+        self._folder = Path(log_dir) if trainer.loggers and log_dir and trainer.is_global_zero else None
+        self._settings = dict(self._give_settings())
+        self._record = Record(new_id(), now(), to_keep(self._settings))
+        self._write(trainer)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer)  # once more: before this it is not known from which checkpoint
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._write(trainer)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer)
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._record is not None:
+            checkpoint[KEY] = self._record.plain()
+
+    def _write(self, trainer: pl.Trainer) -> None:
+        if self._folder is None or self._record is None:
+            return
+        kind = trainer.state.fn.value if trainer.state.fn else None
+        source = record_of(trainer.ckpt_path) if trainer.ckpt_path else None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._folder / RUN_FILE, {
+            "id": self._record.id,
+            "kind": kind,
+            "command": self.command,
+            "started": self._record.started,
+            "from": source.id if source else None,
+            "trained": source.plain() if source and kind != "fit" else None,
+            "settings": self._settings,
+            "environment": _environment(trainer),
+        })  # fmt: skip
+
+
+def _environment(trainer: pl.Trainer) -> dict[str, Any]:
+    seed = os.environ.get("PL_GLOBAL_SEED")  # where seed_everything leaves it
+    return {
+        "seed": int(seed) if seed is not None else None,
+        **environment(*PACKAGES),
+        "device": _device(trainer.strategy.root_device),
+        "processes": trainer.world_size,
+        "threads": torch.get_num_threads(),
+        "precision": str(trainer.precision),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _device(device: torch.device) -> str:
+    names: dict[str, Callable[[], str]] = {
+        "cuda": lambda: torch.cuda.get_device_name(device),
+        "cpu": lambda: f"CPU, {os.cpu_count()} cores",
+    }
+    return names.get(device.type, lambda: str(device))()
