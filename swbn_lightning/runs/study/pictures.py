@@ -5,6 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.writing import replacing, write_whole
 from swbn_lightning.runs.curves import (
     MEASURES,
@@ -19,7 +20,6 @@ from swbn_lightning.runs.curves import (
 from swbn_lightning.runs.study.cells import Cell, short_names
 from swbn_lightning.runs.study.observations import Observation, quantities
 from swbn_lightning.runs.study.running import finished_training
-from swbn_lightning.files.pictures import to_png
 
 
 def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> list[Path]:
