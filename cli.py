@@ -1,9 +1,10 @@
 """The command: ``swbn fit|train|validate|test|predict --config FILE``, and ``swbn compare|report RUN…``,
 ``swbn study CONFIG…``."""
 
+import importlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from swbn_lightning.command.signals import code_after_sigterm, let_sigterm_kill,
 from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten, parse_yaml
-from swbn_lightning.runs import compare
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 from swbn_lightning.training.callbacks.nothing_to_train import NothingToTrain
@@ -93,11 +93,7 @@ class SwbnCLI(LightningCLI):
         made = self.config_init[self.subcommand]
         config, self._folder = parts.trainer_settings({**made.trainer, **kwargs}, made.run, _LOG_EVERY)
         own = [ResultTable(), NothingToTrain()] if config.get("barebones") else self._own_callbacks(config)
-        given = self.config[self.subcommand]
-        changed = {
-            kind: parts.changed_settings(name, kind, vars(given[name]), _DEFAULTS.get(name, {}))
-            for name, kind in _CONFIGURED.items()
-        }
+        changed = parts.changed_settings(_CONFIGURED, self.config[self.subcommand], _DEFAULTS)
         try:
             config["callbacks"] = parts.callbacks(config.get("callbacks"), own, changed)
             trainer = super().instantiate_trainer(**config)
@@ -134,8 +130,7 @@ class SwbnCLI(LightningCLI):
 
     def _flat_settings(self) -> dict[str, Any]:
         """As in ``config.yaml``."""
-        text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
-        return flatten(parse_yaml(text))
+        return flatten(parse_yaml(self.parser.dump(self.config, skip_none=False))[str(self.subcommand)])
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
         """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
@@ -143,20 +138,13 @@ class SwbnCLI(LightningCLI):
         return validates or not (quantity or "").startswith("val/")
 
 
-def _report(args: Sequence[str]) -> None:
-    from swbn_lightning.runs.page.page import main as report  # matplotlib, which most commands can do without
-
-    report(args)
-
-
-def _study(args: Sequence[str]) -> None:
-    from swbn_lightning.runs.study.command import main as study
-
-    study(args)
-
-
-# What is no command of Lightning's Trainer: a first word to what takes the words after it.
-_COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"compare": compare.main, "report": _report, "study": _study}
+# What is no command of Lightning's Trainer: a first word to the module whose ``main`` takes the words after it. It is
+# imported when it is called: most commands can do without matplotlib.
+_COMMANDS = {
+    "compare": "swbn_lightning.runs.compare",
+    "report": "swbn_lightning.runs.page.page",
+    "study": "swbn_lightning.runs.study.command",
+}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -166,10 +154,10 @@ def main(args: Sequence[str] | None = None) -> None:
         SystemExit: 2 for input that cannot work, after a message that says what would; 143 when SIGTERM ended it.
     """
     given = sys.argv[1:] if args is None else list(args)
-    run = _COMMANDS.get(given[0]) if given else None
-    with errors_as_messages(shows_only=run is not None):
-        if run is not None:
-            run(given[1:])
+    other = _COMMANDS.get(given[0]) if given else None
+    with errors_as_messages(shows_only=other is not None):
+        if other is not None:
+            importlib.import_module(other).main(given[1:])
         else:
             _run_lightning(args)
 

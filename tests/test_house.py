@@ -3,6 +3,11 @@
 import ast
 from pathlib import Path
 
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import LightningCLI, SaveConfigCallback
+from torch.utils.data import DataLoader
+
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("swbn_lightning", "fewshot", "classification")
 FILES = [REPOSITORY / "cli.py", *(file for name in PACKAGES for file in sorted((REPOSITORY / name).rglob("*.py")))]
@@ -27,6 +32,11 @@ PRIVATE = {
     # torch keeps the versions of a state's layers there, and nowhere else.
     "swbn_lightning/runs/checkpoint_content.py": {"_metadata"},
 }
+# Private names that classes of this package inherit, and must not use.
+INHERITED = {
+    *dir(LightningCLI), *dir(SaveConfigCallback), *dir(ModelCheckpoint()), *dir(pl.LightningDataModule()),
+    *dir(pl.LightningModule()), *dir(DataLoader([0])),
+}  # fmt: skip
 
 
 def trees():
@@ -55,7 +65,7 @@ def private_uses(path, tree, everywhere):
             names = {alias.name for alias in node.names if alias.name.startswith("_") and "__" not in alias.name}
             yield from names - DOCUMENTED
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            known = everywhere if is_own(node) else here
+            known = here | (everywhere - INHERITED) if is_own(node) else here
             if node.attr not in known | DOCUMENTED:
                 yield node.attr
 

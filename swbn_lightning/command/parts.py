@@ -117,19 +117,26 @@ def callbacks(given: Any, own: Sequence[pl.Callback], changed: Mapping[type, Seq
     return [*theirs, *kept]
 
 
-def changed_settings(name: str, kind: type, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """The arguments of ``kind`` that are given otherwise than by default, as ``name.argument``.
+def changed_settings(
+    kinds: Mapping[str, type], given: Any, defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[type, list[str]]:
+    """Of callbacks that have settings of their own: the arguments that are given otherwise than by default.
 
     Args:
-        name: of these settings in a configuration.
-        kind: takes them.
-        given: the settings.
-        defaults: those that are not the constructor's.
+        kinds: of the callbacks, by the name of their settings.
+        given: the configuration.
+        defaults: those that are not the constructors'.
+
+    Returns:
+        By kind, as ``name.argument``.
     """
-    usual = {key: p.default for key, p in inspect.signature(kind).parameters.items()} | dict(defaults)
-    # The command sets the last one itself where it is not given.
-    keys = [key for key in given if key != "save_on_train_epoch_end"]
-    return [f"{name}.{key}" for key in keys if _plain(given[key]) != _plain(usual.get(key))]
+    changed = {}
+    for name, kind in kinds.items():
+        usual = {key: p.default for key, p in inspect.signature(kind).parameters.items()} | dict(defaults.get(name, {}))
+        # The command sets the last one itself where it is not given.
+        settings = {key: value for key, value in vars(given[name]).items() if key != "save_on_train_epoch_end"}
+        changed[kind] = [f"{name}.{k}" for k, v in settings.items() if _plain(v) != _plain(usual.get(k))]
+    return changed
 
 
 def with_checkpoint_io(given: Any) -> list[Any]:

@@ -118,7 +118,7 @@ def test_parts_of_another_kind_are_said_in_a_line(key, value, attack, trained, c
 
 
 def test_weights_that_do_not_fit_are_said_in_a_line(attack, trained, capsys):
-    path = attack(lambda content, call, folder: content["state_dict"].popitem())
+    path = attack(lambda content, call, folder: content["state_dict"].pop(next(iter(content["state_dict"]))))
     with pytest.raises(SystemExit) as stopped:
         main(["test", *trained[1], "--ckpt_path", str(path)])
     assert stopped.value.code == 2 and "swbn: error: Error(s) in loading state_dict" in capsys.readouterr().err
