@@ -265,7 +265,8 @@ def _read(folder: Path) -> tuple[Run, str]:
     run.started = moment(told.get("started"))
     run.settings = plain_settings(told.get("settings"))
     environment = told.get("environment")
-    run.environment = environment if isinstance(environment, dict) else {}
+    command = {"command": told["command"]} if isinstance(told.get("command"), str) else {}
+    run.environment = {**command, **(environment if isinstance(environment, dict) else {})}
     if run.kind == "predict":
         run.problems.clear()  # it has no results
     return run, repr(told)

@@ -42,6 +42,7 @@ def test_one_run_and_its_test(one, drawn):
     assert layers[1]["RMS correlation, after epoch 3"] == "0.125"
     assert [line["setting"] for line in page.table("setting")][:2] == ["seed_everything", "run.root"]
     (environment, _) = (table for table in page.tables if table[0][1] == "when it started")
+    assert ["command", "swbn fit --config a.yaml"] in environment
     assert ["device", "CPU, 7 cores"] in environment and ["torch", "9.8.7"] in environment
     (result,) = [table for table in page.tables if table[0][0] == "evaluated" and table[1][0] == "test, 5-way 1-shot"]
     values = dict(zip(*result, strict=True))

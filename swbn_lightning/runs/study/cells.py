@@ -92,7 +92,7 @@ class Experiment:
         """A network by its label (None: the configuration's own) and its options.
 
         The configuration's options are its own network's. Another one, or one that is given with options, has those
-        it is given, and of the configuration's ``in_channels`` alone, which is a fact of the images.
+        it is given, and of the configuration's ``in_channels`` only, which is a fact of the images.
         """
         args = self.init_args("model")
         own, given = args.get("backbone", "resnet12"), args.get("backbone_args") or {}
@@ -118,9 +118,9 @@ class Test:
     """One evaluation of a trained network on the test classes or images.
 
     Args:
-        shots: few-shot alone: support images a class; None for the configuration's.
+        shots: of few-shot only: support images a class; None for the configuration's.
         settings: that only a test depends on, as ``data.test.episodes=1000``.
-        configured: what the configuration says of the test alone.
+        configured: what the configuration says of the test only.
     """
 
     shots: int | None

@@ -154,7 +154,7 @@ def _environment(cell: Cell) -> str:
     """On what a cell was trained."""
     training = finished_training(cell)
     found = training.parts[0].environment if training else {}
-    return _shown(", ".join(f"{key} {value}" for key, value in found.items() if key != "seed"))
+    return _shown(", ".join(f"{key} {value}" for key, value in found.items() if key not in ("command", "seed")))
 
 
 def _seeds(text: str) -> list[int]:
