@@ -24,7 +24,7 @@ import torch
 
 from benchmarks import kernels, layer, memory, network
 from benchmarks.environment import environment
-from swbn_lightning.norms.kernels import available
+from swbn_lightning.norms.passes.kernels import available
 
 Row = dict[str, Any]
 REPOSITORY = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import captured, medians
 from swbn_lightning import SWBN1d
-from swbn_lightning.norms.kernels import MOST_WIDTH, use_kernels
+from swbn_lightning.norms.passes.kernels import MOST_WIDTH, use_kernels
 
 Row = dict[str, Any]
 _FLOOR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # errors below which nothing is wrong
@@ -194,7 +194,7 @@ def _launches(
     n: int, d: int, device: torch.device, changes: dict[str, dict[str, int]] | None = None
 ) -> dict[str, Callable[[], None]]:
     """The launches of one training pass, each to be done again."""
-    from swbn_lightning.norms.kernels import launch
+    from swbn_lightning.norms.passes.kernels import launch
 
     blocks, launched = launch.blocks, {}
     changed = changes or {}

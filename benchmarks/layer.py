@@ -1,7 +1,7 @@
 """What one normalisation layer costs: training (forward and backward) and evaluation, against BatchNorm.
 
     python -m benchmarks.layer
-    python -m benchmarks.layer --norms bn swbn-fro swbn-fro:update_every=10 --shapes 128x64x16x16 --rounds 50
+    python -m benchmarks.layer --norms bn swbn-fro swbn-fro:num_groups=4 --shapes 128x64x16x16 --rounds 50
     python -m benchmarks.layer --dtype bfloat16 --graph          on a GPU: the paper's single-layer table
 
 The layers take turns, one pass each a round; the figures are medians over the rounds. ``literal-…`` is the paper's
@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options, or those of ``arguments``."""
     made = parser(__doc__, "layer", rounds=30)
-    made.add_argument("--norms", nargs="+", default=NORMS, help="names, with options as swbn-fro:cov_samples=512")
+    made.add_argument("--norms", nargs="+", default=NORMS, help="names, with options as swbn-fro:num_groups=4")
     made.add_argument("--shapes", nargs="+", help="NxCxHxW; by default four of CIFAR's size, on a GPU the paper's")
     made.add_argument("--channels", nargs="+", type=int, help="the default shapes with these channels alone")
     made.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])

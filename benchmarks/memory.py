@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.layer import LITERAL
 from benchmarks.timing import check_kernels, parser, split_kernels, write
 from swbn_lightning import NormFactory
-from swbn_lightning.norms.kernels import use_kernels
+from swbn_lightning.norms.passes.kernels import use_kernels
 
 NORMS = ("bn", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.environment import environment, environment_line
-from swbn_lightning.norms.kernels import available, use_kernels
+from swbn_lightning.norms.passes.kernels import available, use_kernels
 
 Key = TypeVar("Key", bound=Hashable)
 Pass = Callable[[], object]
@@ -70,7 +70,7 @@ def captured(run: Pass) -> Pass:
 
 
 def split_kernels(norm: str) -> tuple[str, bool]:
-    """``swbn-fro:kernels,update_every=2`` as ``swbn-fro:update_every=2`` and whether kernels are asked for."""
+    """``swbn-fro:kernels,num_groups=2`` as ``swbn-fro:num_groups=2`` and whether kernels are asked for."""
     name, _, given = norm.partition(":")
     options = [option for option in given.split(",") if option]
     rest = ",".join(option for option in options if option != KERNELS)

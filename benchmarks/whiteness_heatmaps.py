@@ -24,9 +24,10 @@ from typing import Any
 
 from benchmarks.environment import environment, environment_line
 from cli import main as swbn
+from swbn_lightning.files.pictures import save
 from swbn_lightning.files.writing import write_whole
 from swbn_lightning.whiteness import CorrelationMap, read_heatmap, read_whiteness
-from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, save
+from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs
 from swbn_lightning.whiteness.records import COLUMNS, WHITENESS_FILE, write_heatmap
 
 TITLES = {"bn": "BN", "swbn-kl": "SWBN-KL", "swbn-fro": "SWBN-Fro", "iternorm": "IterNorm", "dbn": "DBN"}

@@ -1,7 +1,7 @@
 """Few-shot learning: episodes, methods, data and evaluation."""
 
-from fewshot.datamodule import EpisodeSettings, EpisodicDataModule
-from fewshot.episodes import Episodes, EpisodeSampler, sample_episodes
+from fewshot.datamodule import EpisodicDataModule
+from fewshot.episodes import Episodes, EpisodeSampler, EpisodeSettings, sample_episodes
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
 from fewshot.heads import CrossAttentionHead, MatchingHead, PrototypicalHead
 from fewshot.learn2learn import EpisodeTaskset, Learn2LearnDataModule

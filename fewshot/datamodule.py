@@ -1,49 +1,23 @@
 """Episodes and images for few-shot training and evaluation."""
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fewshot.datasets import get_dataset
-from fewshot.episodes import EpisodeSampler
+from fewshot.episodes import TEST, TRAIN, VAL, EpisodeSampler, EpisodeSettings
 from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
 from swbn_lightning.data.cache import CACHE_FOLDER, ImageCache
-from swbn_lightning.data.image_data import ImageBatch, ImageDataModule, ImageDataset, as_is
+from swbn_lightning.data.image_data import SPLITS, ImageBatch, ImageDataModule, ImageDataset, as_is
 from swbn_lightning.data.images import take
-from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
-from swbn_lightning.errors import InputError, require_positive
-
-
-@dataclass(frozen=True)
-class EpisodeSettings:
-    """What an episode of one split looks like, and how many there are.
-
-    Args:
-        ways: classes an episode.
-        shots: support images a class.
-        queries: query images a class.
-        episodes: in training, an epoch; in validation and test, in all. At least 600 for evaluation: the
-            luck of 100 episodes is worth a point and a half.
-    """
-
-    ways: int = 5
-    shots: int = 1
-    queries: int = 15
-    episodes: int = 600
-
-    def check(self, split: str) -> None:
-        """Raise :class:`InputError` for a number below 1."""
-        numbers = {"ways": self.ways, "shots": self.shots, "queries": self.queries, "episodes": self.episodes}
-        require_positive(f"{split} episodes", **numbers)
+from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed, training_seed
+from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
 
 class EpisodeBatch(NamedTuple):
@@ -82,9 +56,7 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
         super().__init__()
         self.image_set, self.settings, self.seed = image_set, settings, seed
         self.augment, self.erasing = augment, erasing
-        self.sampler = EpisodeSampler(
-            image_set.labels, settings.ways, settings.shots, settings.queries, image_set.class_names
-        )
+        self.sampler = EpisodeSampler(image_set.labels, **settings.shape, class_names=image_set.class_names)
 
     def __len__(self) -> int:
         return self.settings.episodes
@@ -158,10 +130,11 @@ class EpisodicDataModule(ImageDataModule):
         self,
         dataset: str = "glyphs",
         root: str | None = None,
+        *,
         image_size: int | None = None,
-        train: EpisodeSettings = EpisodeSettings(episodes=1000),
-        val: EpisodeSettings = EpisodeSettings(),
-        test: EpisodeSettings = EpisodeSettings(episodes=2000),
+        train: EpisodeSettings = TRAIN,
+        val: EpisodeSettings = VAL,
+        test: EpisodeSettings = TEST,
         episodes_per_step: int = 4,
         crop_padding: int = 0,
         flip: bool = False,
@@ -176,18 +149,14 @@ class EpisodicDataModule(ImageDataModule):
         erasing: float = 0.0,
     ) -> None:
         self.spec = get_dataset(dataset)
-        super().__init__(self.spec.mean, self.spec.std, CropFlip(crop_padding, flip))
-        self.erasing = RandomErasing(erasing)
+        super().__init__(self.spec.mean, self.spec.std, CropFlip(crop_padding, flip), erasing)
         self.settings = {"train": train, "val": val, "test": test}
         for split, settings in self.settings.items():
             settings.check(split)
         if image_size is not None:
             require_positive("images", image_size=image_size)
         require_positive("data", episodes_per_step=episodes_per_step, eval_batch_size=eval_batch_size)
-        if min(num_workers, eval_seed, seed or 0) < 0:
-            raise InputError(
-                f"num_workers, seed and eval_seed must not be negative, got {num_workers=}, {seed=}, {eval_seed=}."
-            )
+        require_not_negative("data", num_workers=num_workers, seed=seed, eval_seed=eval_seed)
         if episodes_per_step > train.episodes:
             raise InputError(
                 f"episodes_per_step={episodes_per_step} is more than the {train.episodes} episodes of an epoch."
@@ -217,13 +186,12 @@ class EpisodicDataModule(ImageDataModule):
 
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` needs and check that their episodes can be drawn."""
-        splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}[stage]
         if stage == "predict":
             own = (self.image_size, self.channels, self.spec.from_file)
             self.prediction = load_prediction_data(self._support, self._query, *own)
-        for split in splits:
-            image_set, s = self.image_set(split), self.settings[split]
-            EpisodeSampler(image_set.labels, s.ways, s.shots, s.queries, image_set.class_names)
+        for split in SPLITS[stage]:
+            image_set = self.image_set(split)
+            EpisodeSampler(image_set.labels, **self.settings[split].shape, class_names=image_set.class_names)
 
     def evaluation_task(self, split: str) -> EvaluationTask:
         """Labels, class names, episode settings and seed of an evaluation split."""
@@ -235,15 +203,10 @@ class EpisodicDataModule(ImageDataModule):
         """Classes of the training split."""
         return self.image_set("train").num_classes
 
-    @staticmethod
-    def training_seed(seed: int | None) -> int:
-        """``seed``, or Lightning's global one (``seed_everything``), or 0."""
-        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
-
     def train_dataloader(self) -> DataLoader[EpisodeBatch]:
-        seed = self.training_seed(self.seed)
+        seed = training_seed(self.seed)
         dataset = EpisodeDataset(self.image_set("train"), self.settings["train"], seed, self.augment, self.erasing)
-        return episode_loader(dataset, self.episodes_per_step, self.num_workers, self.trainer)
+        return training_loader(self, dataset, self.episodes_per_step)
 
     def val_dataloader(self) -> DataLoader[ImageBatch]:
         return self._image_loader("val")
@@ -267,15 +230,12 @@ class EpisodicDataModule(ImageDataModule):
     def _prepare_episodes(self, batch: EpisodeBatch) -> EpisodeBatch:
         ways, shots = batch.support.shape[1:3]
         images = torch.cat([batch.support.flatten(1, 2), batch.query], dim=1)
-        if self.augment:
-            flat = self.augment.apply(images.flatten(0, 1), batch.augmentation[..., :3].flatten(0, 1))
-            images = flat.reshape(images.shape)
-        images = self.normalize(images)
-        if self.erasing:  # with the mean colour, which is 0 now
-            flat = self.erasing.apply(images.flatten(0, 1), batch.augmentation[..., 3:].flatten(0, 1))
-            images = flat.reshape(images.shape)
-        support = images[:, : ways * shots].unflatten(1, (ways, shots))
-        return batch._replace(support=support, query=images[:, ways * shots :])
+        crops, erased = (drawn.flatten(0, 1) for drawn in batch.augmentation.split([3, 4 if self.erasing else 0], -1))
+        flat = self.prepare(images.flatten(0, 1), crops if self.augment else None, erased if self.erasing else None)
+        images = flat.reshape(images.shape)
+        return batch._replace(
+            support=images[:, : ways * shots].unflatten(1, (ways, shots)), query=images[:, ways * shots :]
+        )
 
     def _image_cache(self) -> ImageCache | None:
         if not self.cache or (self.root is None and self.cache_dir is None):  # no root: the loader says so
@@ -285,30 +245,18 @@ class EpisodicDataModule(ImageDataModule):
     def _image_loader(self, split: str) -> DataLoader[ImageBatch]:
         image_set, s = self.image_set(split), self.settings[split]
         order = _whole_episodes_first(image_set.labels, s.shots + s.queries)
-        dataset = ImageDataset(image_set, order)
         return DataLoader(
-            dataset,
+            ImageDataset(image_set, order),
             batch_size=self.eval_batch_size,
-            shuffle=False,
             collate_fn=as_is,
             generator=torch.Generator(),  # DataLoader would draw from the process's stream
         )
 
 
-def episode_loader(
-    dataset: EpochDataset[EpisodeBatch], episodes_per_step: int, num_workers: int, trainer: pl.Trainer | None
-) -> DataLoader[EpisodeBatch]:
-    """Batches of training episodes, each process its share of them; a part of a batch at the end is left out."""
-    world, rank = (trainer.world_size, trainer.global_rank) if trainer is not None else (1, 0)
-    return ResumableLoader(
-        dataset,
-        batch_size=episodes_per_step,
-        sampler=EpochSampler(dataset, world, rank, shuffle=False, drop_last=True),
-        drop_last=True,
-        collate_fn=as_is,
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-    )
+def training_loader(data: ImageDataModule, dataset: EpochDataset[Any], number: int) -> DataLoader[EpisodeBatch]:
+    """Batches of ``number`` episodes, each process its share of them; a part of a batch at the end is left out."""
+    order: EpochSampler[Any] = EpochSampler(dataset, *data.processes, shuffle=False, drop_last=True)
+    return data.loader(dataset, number, ResumableLoader, sampler=order, drop_last=True)
 
 
 def _whole_episodes_first(labels: Tensor, per_class: int) -> Tensor:

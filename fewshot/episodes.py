@@ -7,6 +7,7 @@ at once.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,37 @@ from swbn_lightning.errors import InputError, require_positive
 # The increment and multipliers of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014; Vigna's splitmix64.c).
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """What an episode of one split looks like, and how many there are.
+
+    Args:
+        ways: classes an episode.
+        shots: support images a class.
+        queries: query images a class.
+        episodes: in training, an epoch; in validation and test, in all. At least 600 for evaluation: the
+            luck of 100 episodes is worth a point and a half.
+    """
+
+    ways: int = 5
+    shots: int = 1
+    queries: int = 15
+    episodes: int = 600
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """``ways``, ``shots`` and ``queries``, as arguments of those names."""
+        return {"ways": self.ways, "shots": self.shots, "queries": self.queries}
+
+    def check(self, split: str) -> None:
+        """Raise :class:`InputError` for a number below 1."""
+        require_positive(f"{split} episodes", **self.shape, episodes=self.episodes)
+
+
+#: Where nothing else is said.
+TRAIN, VAL, TEST = EpisodeSettings(episodes=1000), EpisodeSettings(), EpisodeSettings(episodes=2000)
 
 
 class Episodes(NamedTuple):

@@ -18,7 +18,6 @@ from fewshot.heads import EpisodeHead
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.health import check_running_statistics
 from swbn_lightning.runs.intervals import half_width
-from swbn_lightning.training.not_finite import check_finite
 
 # Most bytes that one chunk of episodes takes, features and what the head makes of them: small enough to stay near the
 # caches (256 MiB took five times as long on a CPU).
@@ -113,7 +112,7 @@ def evaluate_episodes(
     require_positive("evaluate_episodes", num_episodes=num_episodes)
     if embed is None:
         check_running_statistics(head)
-        check_finite(features, "features")
+        _check_finite(features, "features")
     sampler = EpisodeSampler(labels, ways, shots, queries, class_names)
     if embed is not None:
         chunk_size = 1
@@ -152,7 +151,7 @@ def score(head: nn.Module, support: Tensor, query: Tensor, alone: bool = False) 
     """
     logits = (head(support, query) if alone else _two_at_least(head, support, query)).float()
     ways = support.shape[1]
-    check_finite(logits, "logits")
+    _check_finite(logits, "logits")
     target = torch.arange(ways, device=logits.device).repeat_interleave(query.shape[1] // ways)
     right = (logits.argmax(-1) == target).unflatten(1, (ways, -1)).sum(-1)
     losses = F.cross_entropy(logits.mT, target.expand(len(logits), -1), reduction="none")
@@ -195,6 +194,21 @@ def episode_result(
         class_accuracies=class_accuracies,
         transductive=isinstance(head, EpisodeHead) and head.transductive,
     )
+
+
+def _check_finite(values: Tensor, what: str) -> None:
+    """Raise :class:`InputError` where values hold a NaN or an infinity.
+
+    Args:
+        values: ``[N, ...]``.
+        what: they are, for the message: "features".
+    """
+    if not torch.isfinite(values).all():
+        bad = (~torch.isfinite(values)).flatten(1).any(1).nonzero().flatten()
+        raise InputError(
+            f"{len(bad)} of {len(values)} {what} are not finite, the first of number {int(bad[0])}: no accuracy can be "
+            "read off them. Look for weights that are NaN, or use a wider precision."
+        )
 
 
 def _by_class(labels: Tensor, classes: Tensor, right: Tensor, queries: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
+from fewshot.episodes import EpisodeSettings
 from fewshot.evaluation import EpisodeResult
 from swbn_lightning.files.writing import csv_text, write_whole
 from swbn_lightning.runs.folders import EPISODES_FILE
@@ -51,14 +52,12 @@ class EpisodeFiles(pl.Callback):
         write_whole(folder / CLASSES_FILE, csv_text(("class", "name", "accuracy"), classes))
 
 
-def episodes_identity(
-    labels: Tensor, class_names: Sequence[str], ways: int, shots: int, queries: int, seed: int
-) -> str:
+def episodes_identity(labels: Tensor, class_names: Sequence[str], settings: EpisodeSettings, seed: int) -> str:
     """A word that is equal where episode ``i`` is of the same images: of the settings, the labels and their names.
 
     Not of the pixels, so that runs with other image sizes, or on copies of other quality, can be compared.
     """
-    digest = hashlib.sha256(f"{ways} {shots} {queries} {seed}\n".encode())
+    digest = hashlib.sha256(f"{settings.ways} {settings.shots} {settings.queries} {seed}\n".encode())
     digest.update("\n".join(class_names).encode())
     digest.update(labels.cpu().long().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]

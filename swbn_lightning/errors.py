@@ -29,6 +29,13 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}.")
 
 
+def require_not_negative(kind: str, **values: int | None) -> None:
+    """Raise :class:`InputError` where one of ``values`` is below 0; None is one that is not given."""
+    if any(value is not None and value < 0 for value in values.values()):
+        shown = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        raise InputError(f"{kind}: {' and '.join(values)} must not be negative, got {shown}.")
+
+
 def require_positive(kind: str, **values: int) -> None:
     """Raise :class:`InputError` for the first of ``values`` that is not an integer of at least 1."""
     for name, value in values.items():

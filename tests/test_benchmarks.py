@@ -10,7 +10,7 @@ from benchmarks import gpu, layer, memory, network, timing
 from benchmarks.literal import LiteralIterNorm, LiteralSWBN
 from swbn_lightning import IterNorm2d, SWBN2d
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms import kernels
+from swbn_lightning.norms.passes import kernels
 from swbn_lightning.runs.study.variant import Variant
 
 
@@ -23,13 +23,13 @@ def run(module, monkeypatch, tmp_path, *arguments):
 
 def test_layer(monkeypatch, tmp_path, capsys):
     shapes = ["--shapes", "4x8x4x4", "4x256x2x2", "--rounds=1"]
-    content = run(layer, monkeypatch, tmp_path, *shapes, "--norms", *layer.NORMS, "swbn-fro:update_every=2")
+    content = run(layer, monkeypatch, tmp_path, *shapes, "--norms", *layer.NORMS, "swbn-fro:num_groups=2")
     found = {(row["norm"], row["mode"], row["shape"]): row for row in content["rows"]}
     assert len(found) == 2 * (len(layer.NORMS) + 1 + len(layer.EVALUATED) + 1)
     assert all(row["ms"] > 0 for row in found.values())
     assert {row["paper_ratio"] for row in found.values()} == {None}  # other shapes than the paper's
     assert "torch" in content["environment"]
-    assert "| swbn-fro:update_every=2, train |" in capsys.readouterr().out
+    assert "| swbn-fro:num_groups=2, train |" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["layer", "--channels", "16", "512", "--device=cpu"])
     assert layer.parse().shapes == ["64x16x32x32", "64x512x6x6"]
     with pytest.raises(SystemExit):
@@ -38,8 +38,8 @@ def test_layer(monkeypatch, tmp_path, capsys):
 
 
 def test_rows_by_kernels(monkeypatch, tmp_path, capsys):
-    assert timing.split_kernels("swbn-fro:kernels,cov_samples=512") == ("swbn-fro:cov_samples=512", True)
-    assert timing.split_kernels("swbn-fro:update_every=2") == ("swbn-fro:update_every=2", False)
+    assert timing.split_kernels("swbn-fro:kernels,num_groups=4") == ("swbn-fro:num_groups=4", True)
+    assert timing.split_kernels("swbn-fro:num_groups=2") == ("swbn-fro:num_groups=2", False)
     assert timing.split_kernels("bn") == ("bn", False)
     switched = []
     timing.by_kernels(lambda: switched.append(kernels.enabled()), False)()

@@ -17,8 +17,7 @@ from classification import GlyphDataModule, ImageClassifier
 from swbn_lightning import NormFactory, SWBN2d
 from swbn_lightning.backbones import Backbone
 from swbn_lightning.training import captured_step
-from swbn_lightning.training import module as training
-from swbn_lightning.training.captured_step import CapturedStep
+from swbn_lightning.training.captured_step import CapturedStep, check_graph_can_be_captured
 
 GPU = torch.cuda.is_available()
 STEPS = 20
@@ -29,7 +28,7 @@ def _stand_in(monkeypatch):
     if not GPU:
         monkeypatch.setattr(captured_step, "on_side_stream", lambda step: step())
         monkeypatch.setattr(captured_step, "record", lambda step: step)
-        monkeypatch.setattr(training, "check_graph_can_be_captured", lambda trainer: None)
+        monkeypatch.setattr(captured_step, "check_graph_can_be_captured", lambda trainer: None)
         for name in ("adam", "rmsprop"):
             module = importlib.import_module(f"torch.optim.{name}")
             monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu"])
@@ -221,15 +220,19 @@ def test_without_a_gpu_it_is_refused_before_training(monkeypatch):
         ({"gradient_clip_val": 1.0}, "gradient_clip_val=1.0"),
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
         ({"precision": "16-mixed"}, "use bf16-mixed"),
-        ({"_detect_anomaly": True}, "detect_anomaly"),
     ],
 )
 def test_what_a_captured_step_cannot_do_is_said(monkeypatch, options, message):
     monkeypatch.undo()
     works = {
         "strategy": SimpleNamespace(root_device=torch.device("cuda")), "world_size": 1, "gradient_clip_val": None,
-        "accumulate_grad_batches": 1, "precision": "bf16-mixed", "_detect_anomaly": False,
+        "accumulate_grad_batches": 1, "precision": "bf16-mixed",
     }  # fmt: skip
-    training.check_graph_can_be_captured(SimpleNamespace(**works))
+    check_graph_can_be_captured(SimpleNamespace(**works))
     with pytest.raises(ValueError, match=message):
-        training.check_graph_can_be_captured(SimpleNamespace(**works | options))
+        check_graph_can_be_captured(SimpleNamespace(**works | options))
+
+
+def test_values_that_are_looked_at_are_refused():
+    with pytest.raises(ValueError, match="detect_anomaly looks at every value"):
+        fit(True, detect_anomaly=True)

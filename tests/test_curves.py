@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
+from swbn_lightning.files.pictures import OKABE_ITO, to_array
 from swbn_lightning.runs.curves import (
     Accuracy,
     Group,
@@ -18,7 +19,6 @@ from swbn_lightning.runs.curves import (
     curves,
     curves_csv,
 )
-from swbn_lightning.whiteness.plots import OKABE_ITO, to_array
 
 RUNS = 4
 EPOCHS = np.arange(1, 6)

@@ -45,12 +45,10 @@ def test_step_size_of_a_run():
         ("swbn-kl", {"step_budget": 0.01}, {"max_epochs": 2}, 0.01 / 10),  # 40 images, batches of 8, two epochs
         ("swbn-fro", {"step_budget": 0.01}, {"max_steps": 3}, 0.01 / 3),
         ("swbn-fro", {"step_budget": 0.01}, {"max_epochs": 1, "accumulate_grad_batches": 5}, 0.01 / 5),
-        ("swbn-fro", {"step_budget": 0.01, "update_every": 2}, {"max_epochs": 2}, 0.01 / 5),
     ],
 )
 def test_auto_becomes_a_number_before_training(tmp_path, norm, options, trainer_options, expected):
-    norm_args = {"step_size": "auto", **{k: v for k, v in options.items() if k == "update_every"}}
-    module = model(norm=norm, norm_args=norm_args, step_budget=options.get("step_budget"))
+    module = model(norm=norm, norm_args={"step_size": "auto"}, step_budget=options.get("step_budget"))
     trainer = fit(module, **trainer_options)
     layers = [layer for layer in module.modules() if isinstance(layer, SWBN1d)]
     assert layers and all(layer.step_size == pytest.approx(expected) for layer in layers)

@@ -1,6 +1,5 @@
 """What the data modules of many-shot classification share: batches, their order, their way to the device."""
 
-import os
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,14 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
-from swbn_lightning.data.image_data import ImageDataModule, as_is
+from swbn_lightning.data.image_data import SPLITS, ImageDataModule
 from swbn_lightning.data.images import hold_out, take
-from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed
-from swbn_lightning.data.workers import StayingLoader
-from swbn_lightning.errors import InputError, require_positive
-
-SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}
-"""The splits that each of Lightning's stages reads."""
+from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed, training_seed
+from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
 
 class LabelledBatch(NamedTuple):
@@ -128,6 +123,7 @@ class ClassificationDataModule(ImageDataModule):
         self,
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        *,
         batch_size: int = 128,
         eval_batch_size: int = 512,
         crop_padding: int = 0,
@@ -138,14 +134,12 @@ class ClassificationDataModule(ImageDataModule):
         num_workers: int = 0,
         curve_split: str | None = None,
     ) -> None:
-        super().__init__(mean, std, CropFlip(crop_padding, flip, crop_padding_mode))
+        super().__init__(mean, std, CropFlip(crop_padding, flip, crop_padding_mode), erasing)
         require_positive("data", batch_size=batch_size, eval_batch_size=eval_batch_size)
-        if min(num_workers, seed or 0) < 0:
-            raise InputError(f"num_workers and seed must not be negative, got {num_workers=}, {seed=}.")
+        require_not_negative("data", num_workers=num_workers, seed=seed)
         if curve_split not in (None, "test"):
             raise InputError(f"curve_split must be 'test', or left out, got {curve_split!r}.")
         self.curve_split = curve_split
-        self.erasing = RandomErasing(erasing)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self._seed, self.num_workers = seed, num_workers
 
@@ -157,7 +151,7 @@ class ClassificationDataModule(ImageDataModule):
     @property
     def training_seed(self) -> int:
         """Of the order of the images and of their augmentation."""
-        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._seed is None else self._seed
+        return training_seed(self._seed)
 
     def image_set(self, split: str) -> ImageSet:
         """A split, read at first use. Its images lie in channels_last layout, as networks want them."""
@@ -188,7 +182,7 @@ class ClassificationDataModule(ImageDataModule):
                 self._check_split(split)
 
     def _check_split(self, split: str) -> None:
-        count, (world, _) = _length(self.evaluation_dataset(split)), self._processes
+        count, (world, _) = _length(self.evaluation_dataset(split)), self.processes
         if split == "train" and count // world < self.batch_size:
             raise InputError(
                 f"batch_size={self.batch_size} is more than the {count // world} training images of each process, so "
@@ -209,12 +203,12 @@ class ClassificationDataModule(ImageDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        dataset, (world, rank) = self.training_dataset(), self._processes
+        dataset, (world, rank) = self.training_dataset(), self.processes
         # The seed for the order is not the seed itself, to which the sampler adds the epoch: seeds 0 and 1 would
         # give the same orders, one epoch apart.
         seed = stream_seed(self.training_seed)
         order: EpochSampler[Any] = EpochSampler(dataset, world, rank, shuffle=True, seed=seed, drop_last=True)
-        return self._loader(dataset, order, self.batch_size, ResumableLoader, drop_last=True)
+        return self.loader(dataset, self.batch_size, ResumableLoader, sampler=order, drop_last=True)
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         # Without data loaders Lightning trains without validation.
@@ -226,11 +220,7 @@ class ClassificationDataModule(ImageDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if isinstance(batch, RawBatch):
-            images = batch.images if batch.crops is None else self.augment.apply(batch.images, batch.crops)
-            images = self.normalize(images)
-            if batch.erased is not None:
-                images = self.erasing.apply(images, batch.erased)
-            return LabelledBatch(images, batch.labels)
+            return LabelledBatch(self.prepare(batch.images, batch.crops, batch.erased), batch.labels)
         if isinstance(batch, LabelledBatch):
             return batch._replace(images=self.normalize(batch.images))
         return batch
@@ -249,42 +239,16 @@ class ClassificationDataModule(ImageDataModule):
         return self.normalize(dataset.__getitems__(numbers).images)  # type: ignore[attr-defined]
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        dataset, (world, rank) = self.evaluation_dataset(split), self._processes
+        dataset, (world, rank) = self.evaluation_dataset(split), self.processes
         if world == 1:
-            return self._loader(dataset, None, self.eval_batch_size)
+            return self.loader(dataset, self.eval_batch_size)
         # No image twice, as the stock sampler would have it. Some processes then have an image more, and must not
         # have a batch more, for which they would wait for the others in vain.
         least = _length(dataset) // world
         size = self.eval_batch_size
         while least % size == 0:
             size += 1
-        return self._loader(dataset, UnrepeatedDistributedSampler(dataset, world, rank, shuffle=False), size)
-
-    def _loader(
-        self,
-        dataset: Dataset[Any],
-        sampler: Any,
-        batch_size: int,
-        kind: type[StayingLoader] = StayingLoader,
-        drop_last: bool = False,
-    ) -> DataLoader[Any]:
-        trainer = self.trainer
-        return kind(
-            dataset,
-            batch_size=batch_size,
-            sampler=sampler,
-            drop_last=drop_last,
-            collate_fn=as_is,
-            generator=torch.Generator(),  # DataLoader would draw from the process's stream
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
-        )
-
-    @property
-    def _processes(self) -> tuple[int, int]:
-        """How many processes train, and which one this is."""
-        return (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
+        return self.loader(dataset, size, sampler=UnrepeatedDistributedSampler(dataset, world, rank, shuffle=False))
 
 
 class HeldOutDataModule(ClassificationDataModule):
@@ -306,8 +270,7 @@ class HeldOutDataModule(ClassificationDataModule):
     def __init__(self, val_share: float = 0.1, split_seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_share("val_share", val_share)
-        if split_seed < 0:
-            raise InputError(f"split_seed must not be negative, got {split_seed}.")
+        require_not_negative("data", split_seed=split_seed)
         self.val_share, self.split_seed = val_share, split_seed
 
     @property

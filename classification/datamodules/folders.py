@@ -9,7 +9,7 @@ from swbn_lightning.data.files import checked_root
 from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, list_class_folders, require_classes
 from swbn_lightning.data.listing import ImageListing, check_apart, load_listing
 from swbn_lightning.data.split_folders import split_folders
-from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
 VAL_SHARE, TEST_SHARE = 0.1, 0.2
 """What is held out where neither a folder nor the user says."""
@@ -65,8 +65,7 @@ class ImageFolderDataModule(ClassificationDataModule):
             raise InputError(f"mean and std must hold one value or three, std above 0, got {mean=}, {std=}.")
         for name, share in (("val_share", val_share), ("test_share", test_share)):
             check_share(name, share or 0)
-        if split_seed < 0:
-            raise InputError(f"split_seed must not be negative, got {split_seed}.")
+        require_not_negative("data", split_seed=split_seed)
         self.root, self.image_size, self.split_seed = root, image_size, split_seed
         self.val_share, self.test_share = val_share, test_share
         self._parts: dict[str, ImageSet] = {}

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from swbn_lightning.errors import InputError
-
 
 class EpisodeHead(nn.Module):
     """A few-shot method as a pure module.
@@ -36,25 +34,3 @@ def accumulating(*features: Tensor) -> tuple[Tensor, ...]:
     """Features in float32 at least: distances and cosines are differences of large numbers."""
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in features), torch.float32)
     return tuple(x.to(dtype) for x in features)
-
-
-def register_log(module: nn.Module, name: str, value: float, learn: bool, what: str) -> None:
-    """A positive factor, kept as its logarithm so that it stays positive when it is learnt.
-
-    Args:
-        module: gets the parameter (``learn``) or buffer ``name``.
-        name: of the logarithm.
-        value: the factor at the start.
-        learn: whether it is a parameter.
-        what: the factor's name in an error message.
-
-    Raises:
-        InputError: a value that is not positive and finite.
-    """
-    if not 0 < value < float("inf"):
-        raise InputError(f"{what} must be positive and finite, got {value!r}.")
-    logarithm = torch.tensor(float(value)).log()
-    if learn:
-        module.register_parameter(name, nn.Parameter(logarithm))
-    else:
-        module.register_buffer(name, logarithm)

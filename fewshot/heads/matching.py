@@ -1,12 +1,13 @@
 """Matching networks: attention over the support set."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fewshot.heads.base import EpisodeHead, accumulating, register_log
+from fewshot.heads.base import EpisodeHead, accumulating
 from swbn_lightning.errors import InputError, require_positive
 
 
@@ -44,7 +45,13 @@ class MatchingHead(EpisodeHead):
         context_steps: int = 5,
     ) -> None:
         super().__init__()
-        register_log(self, "log_temperature", temperature, learn_temperature, "temperature of matching")
+        if not 0 < temperature < math.inf:
+            raise InputError(f"temperature of matching must be positive and finite, got {temperature!r}.")
+        logarithm = torch.tensor(float(temperature)).log()
+        if learn_temperature:
+            self.log_temperature = nn.Parameter(logarithm)
+        else:
+            self.register_buffer("log_temperature", logarithm)
         require_positive("matching", context_steps=context_steps)
         self.context: FullContext | None = None
         if full_context:

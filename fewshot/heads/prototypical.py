@@ -1,10 +1,12 @@
 """The nearest class mean."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fewshot.heads.base import EpisodeHead, accumulating, register_log
+from fewshot.heads.base import EpisodeHead, accumulating
 from swbn_lightning.errors import InputError, unknown_name
 
 METRICS = ("euclidean", "cosine")
@@ -23,20 +25,16 @@ class PrototypicalHead(EpisodeHead):
             order 1 and would leave the softmax flat.
         average_channels: divide the squared distance by the number of channels, so that the scale does not
             depend on the backbone (as MetaOptNet's code does).
-        learn_scale: make the scale a parameter (its logarithm is learnt, so that it stays positive).
 
     Shape:
         support ``[E, W, K, C]``, query ``[E, M, C]`` with any M; logits ``[E, M, W]``.
     """
-
-    log_scale: Tensor
 
     def __init__(
         self,
         metric: str = "euclidean",
         scale: float | None = None,
         average_channels: bool = False,
-        learn_scale: bool = False,
     ) -> None:
         super().__init__()
         if metric not in METRICS:
@@ -45,8 +43,9 @@ class PrototypicalHead(EpisodeHead):
             raise InputError("average_channels belongs to metric 'euclidean'; a cosine has no sum over channels.")
         if scale is None:
             scale = 10.0 if metric == "cosine" or average_channels else 1.0
-        self.metric, self.average_channels = metric, average_channels
-        register_log(self, "log_scale", scale, learn_scale, "scale of prototypes")
+        if not 0 < scale < math.inf:
+            raise InputError(f"scale of prototypes must be positive and finite, got {scale!r}.")
+        self.metric, self.average_channels, self.scale = metric, average_channels, scale
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
@@ -60,7 +59,7 @@ class PrototypicalHead(EpisodeHead):
             similarity = -squared_distances(query, prototypes)
             if self.average_channels:
                 similarity = similarity / query.shape[-1]
-        return similarity * self.log_scale.exp()
+        return similarity * self.scale
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:

@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fewshot.datamodule import EpisodeBatch, EpisodeSettings, EpisodicDataModule, episode_loader
+from fewshot.datamodule import EpisodeBatch, training_loader
+from fewshot.episodes import TEST, TRAIN, VAL, EpisodeSettings
 from fewshot.learn2learn.tasks import TaskBatch, TaskEpisodes, TaskSplit, require_learn2learn
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
-from swbn_lightning.data.image_data import ImageDataModule, as_is
-from swbn_lightning.data.workers import StayingLoader
-from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.data.image_data import ImageDataModule
+from swbn_lightning.data.order import training_seed
+from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
 _NEEDED = {"fit": ("train",), "validate": ("val",), "test": ("test",)}
-# As EpisodicDataModule's.
-_TRAIN, _VAL, _TEST = EpisodeSettings(episodes=1000), EpisodeSettings(), EpisodeSettings(episodes=2000)
 
 
 class Learn2LearnDataModule(ImageDataModule):
@@ -67,9 +66,10 @@ class Learn2LearnDataModule(ImageDataModule):
         train: Dataset | None = None,
         val: Dataset | None = None,
         test: Dataset | None = None,
-        train_episodes: EpisodeSettings = _TRAIN,
-        val_episodes: EpisodeSettings = _VAL,
-        test_episodes: EpisodeSettings = _TEST,
+        *,
+        train_episodes: EpisodeSettings = TRAIN,
+        val_episodes: EpisodeSettings = VAL,
+        test_episodes: EpisodeSettings = TEST,
         episodes_per_step: int = 4,
         eval_episodes_per_step: int = 4,
         mean: tuple[float, ...] | None = None,
@@ -87,10 +87,7 @@ class Learn2LearnDataModule(ImageDataModule):
         for split, settings in self.settings.items():
             settings.check(split)
         require_positive("data", episodes_per_step=episodes_per_step, eval_episodes_per_step=eval_episodes_per_step)
-        if min(num_workers, eval_seed, seed or 0) < 0:
-            raise InputError(
-                f"num_workers, seed and eval_seed must not be negative, got {num_workers=}, {seed=}, {eval_seed=}."
-            )
+        require_not_negative("data", num_workers=num_workers, seed=seed, eval_seed=eval_seed)
         if episodes_per_step > train_episodes.episodes:
             raise InputError(
                 f"episodes_per_step={episodes_per_step} is more than an epoch's {train_episodes.episodes} episodes."
@@ -144,8 +141,8 @@ class Learn2LearnDataModule(ImageDataModule):
             self._check_images(name)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        dataset = TaskEpisodes(self.task_split("train"), EpisodicDataModule.training_seed(self.seed), numbered=False)
-        return episode_loader(dataset, self.episodes_per_step, self.num_workers, self.trainer)
+        dataset = TaskEpisodes(self.task_split("train"), training_seed(self.seed), numbered=False)
+        return training_loader(self, dataset, self.episodes_per_step)
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         return self._evaluation_loader("val") if self.has_validation else []
@@ -178,13 +175,7 @@ class Learn2LearnDataModule(ImageDataModule):
 
     def _evaluation_loader(self, name: str) -> DataLoader[Any]:
         dataset = TaskEpisodes(self.task_split(name), self.eval_seed, numbered=True)
-        return StayingLoader(
-            dataset,
-            batch_size=self.eval_episodes_per_step,
-            shuffle=False,
-            collate_fn=as_is,
-            num_workers=self.num_workers,
-        )
+        return self.loader(dataset, self.eval_episodes_per_step)
 
     @property
     def _image_shape(self) -> torch.Size:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as tv
 
-from fewshot.datamodule import EpisodeBatch, EpisodeSettings
-from fewshot.episodes import EpisodeSampler
+from fewshot.datamodule import EpisodeBatch
+from fewshot.episodes import EpisodeSampler, EpisodeSettings
 from swbn_lightning.data.order import EpochDataset, stream_seed
 from swbn_lightning.errors import InputError
 
@@ -163,7 +163,7 @@ def _make_taskset(source: Dataset[Any], settings: EpisodeSettings) -> Any:
     labels = sorted(dataset.labels)
     numbers = np.repeat(np.arange(len(labels)), [len(dataset.labels_to_indices[label]) for label in labels])
     names = [str(label) for label in labels]
-    EpisodeSampler(numbers, settings.ways, settings.shots, settings.queries, names)  # its errors
+    EpisodeSampler(numbers, **settings.shape, class_names=names)  # its errors
     transforms = [
         data.transforms.NWays(dataset, n=settings.ways),
         data.transforms.KShots(dataset, k=settings.shots + settings.queries),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fewshot.datamodule import EpisodeDataset, EpisodicDataModule
 from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.data.order import training_seed
 from swbn_lightning.errors import InputError
 
 SPLITS = ("train", "val", "test")
@@ -34,7 +35,7 @@ class EpisodeTaskset(Sequence[tuple[Tensor, Tensor]]):
         if split not in SPLITS:
             raise InputError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
         self._data, self._training = data, split == "train"
-        seed = data.training_seed(data.seed) if self._training else data.eval_seed
+        seed = training_seed(data.seed) if self._training else data.eval_seed
         augmentation = (data.augment, data.erasing) if self._training else (CropFlip(),)
         self._episodes = EpisodeDataset(data.image_set(split), data.settings[split], seed, *augmentation)
         self.set_epoch(epoch)

@@ -111,11 +111,7 @@ class EpisodicModule(TrainingModule):
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
 
-    def test_step(self, batch: ImageBatch | TaskBatch, batch_idx: int) -> None:
-        self._keep(batch)
-
-    def on_test_epoch_start(self) -> None:
-        self._forget()
+    test_step, on_test_epoch_start = validation_step, on_validation_epoch_start
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
@@ -210,9 +206,7 @@ class EpisodicModule(TrainingModule):
             features,
             labels,
             self.head,
-            ways=s.ways,
-            shots=s.shots,
-            queries=s.queries,
+            **s.shape,
             num_episodes=episodes,
             seed=task.seed,
             class_names=task.class_names,
@@ -221,7 +215,7 @@ class EpisodicModule(TrainingModule):
         facts = {
             "classes": len(task.class_names),
             "images": len(labels),
-            "episodes_id": episodes_identity(labels, task.class_names, s.ways, s.shots, s.queries, task.seed),
+            "episodes_id": episodes_identity(labels, task.class_names, s, task.seed),
         }
         return result, facts
 
@@ -246,9 +240,7 @@ class EpisodicModule(TrainingModule):
             "images": len(tasks.taskset.dataset),
             "tasks": "learn2learn, one by one",
             # The classes drawn stand for the tasks, which the seed alone does not tell.
-            "episodes_id": episodes_identity(
-                classes[first].flatten(), self.class_names(split), s.ways, s.shots, s.queries, data.eval_seed
-            ),
+            "episodes_id": episodes_identity(classes[first].flatten(), self.class_names(split), s, data.eval_seed),
         }
         return result, facts
 

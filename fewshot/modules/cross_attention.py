@@ -84,7 +84,7 @@ class CrossAttentionNetwork(EpisodicModule):
 
     def configure_model(self) -> None:
         """Make what depends on the data; Lightning calls this before it makes the optimiser."""
-        if self._trainer is None:  # loaded from a checkpoint, whose weights tell the sizes
+        if self.trainer_or_none is None:  # loaded from a checkpoint, whose weights tell the sizes
             return
         data = self.episodic_data()
         self._make_head(map_positions(self.backbone, data.image_size), f"the data's images of {data.image_size} pixels")

@@ -13,7 +13,6 @@ class PrototypicalNetwork(EpisodicModule):
         metric: ``"euclidean"`` (squared distance, the paper's) or ``"cosine"``.
         scale: factor of the logits; None for the metric's usual one (:class:`~fewshot.heads.PrototypicalHead`).
         average_channels: divide the squared distance by the number of channels.
-        learn_scale: learn the scale.
         kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
@@ -22,8 +21,7 @@ class PrototypicalNetwork(EpisodicModule):
         metric: str = "euclidean",
         scale: float | None = None,
         average_channels: bool = False,
-        learn_scale: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.head = PrototypicalHead(metric, scale, average_channels, learn_scale)
+        self.head = PrototypicalHead(metric, scale, average_channels)

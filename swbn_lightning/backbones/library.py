@@ -143,7 +143,7 @@ class TorchvisionBackbone(LibraryBackbone):
             raise self.not_made(arguments, pretrained, error) from error
         if isinstance(network, models.GoogLeNet | models.Inception3):
             network.aux_logits = False
-            for name in {"aux1", "aux2", "AuxLogits"} & set(network._modules):
+            for name in {"aux1", "aux2", "AuxLogits"} & {name for name, _ in network.named_children()}:
                 setattr(network, name, None)
         if self.in_channels != 3:
             _make_gray(network, self.in_channels, self.name)

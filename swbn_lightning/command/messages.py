@@ -2,13 +2,17 @@
 
 import logging
 import os
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
+from swbn_lightning.files.screen import forgiving_screen
 
 # Said about data that lie in memory and about runs that are short on purpose.
 _NOISE = (
@@ -30,6 +34,32 @@ def say_less() -> None:
         warnings.filterwarnings("ignore", message)
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_to_be_said)
     warnings.formatwarning = _printable_warning
+
+
+@contextmanager
+def errors_as_messages(shows_only: bool) -> Iterator[None]:
+    """For one command: a mistake of the user's is a message, and a screen that takes no more is no end.
+
+    Args:
+        shows_only: whether the command is for what it shows, and writes nothing that lasts.
+
+    Raises:
+        SystemExit: 2 after the message of a mistake; 1 where what was to be shown could not be.
+    """
+    with forgiving_screen() as screen:
+        try:
+            yield
+            screen.flush()
+        except (ValueError, RuntimeError, MisconfigurationException) as error:
+            wrong = mistake(error)
+            if wrong is None:
+                raise
+            print(f"swbn: error: {printable_lines(str(wrong))}", file=sys.stderr)
+            raise SystemExit(2) from None
+        if screen.lost is not None and not isinstance(screen.lost, BrokenPipeError):  # whose reader had enough
+            print(f"swbn: not all could be shown ({screen.lost}); files are whole.", file=sys.stderr)
+            if shows_only:
+                raise SystemExit(1)
 
 
 def mistake(error: BaseException | None) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,7 +11,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from swbn_lightning.errors import InputError
+from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.runs.folders import new_run_folder
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
@@ -34,6 +35,35 @@ class Maker:
             reason = "" if isinstance(error, InputError) else f"no {kind.__name__} can be made: "
             self.refused = InputError(f"{reason}{' '.join(str(error).split())}")
             raise self.refused from error
+
+
+def trainer_settings(given: Mapping[str, Any], run: Any, log_every: int) -> tuple[dict[str, Any], Path | None]:
+    """The trainer's settings with the command's in the places of those that are not given, but for callbacks.
+
+    Args:
+        given: the settings.
+        run: the command's settings of this run: ``root``, of all runs, and ``name``.
+        log_every: the command's default of ``log_every_n_steps``.
+
+    Returns:
+        The settings, and the folder that was made for the run; None for one that leaves no files.
+
+    Raises:
+        InputError: a number below 1.
+    """
+    config, folder = dict(given), None
+    counts = {key: config.get(key) for key in ("accumulate_grad_batches", "check_val_every_n_epoch")}
+    require_positive("trainer", **{key: value for key, value in counts.items() if value is not None})
+    if config.get("barebones") and config.get("log_every_n_steps") == log_every:
+        config["log_every_n_steps"] = None  # barebones would refuse the command's default
+    if config.get("logger") is not False and not (config.get("fast_dev_run") or config.get("barebones")):
+        config["logger"] = loggers(config.get("logger"), run.root, run.name)
+        folder = Path(config["logger"][0].log_dir)
+    config["plugins"] = with_checkpoint_io(config.get("plugins"))
+    if config.get("default_root_dir") is None:
+        # Where SLURM's requeueing keeps its checkpoint, and finds it: not the working folder, which all jobs share.
+        config["default_root_dir"] = str(Path(run.root, run.name))
+    return config, folder
 
 
 def loggers(given: Any, root: str, name: str) -> list[Logger]:

@@ -2,23 +2,85 @@
 
 import inspect
 import pydoc
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
+from swbn_lightning.command.messages import printable_lines
 from swbn_lightning.command.parts import as_list
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import read_yaml
+from swbn_lightning.runs.checkpoints import find_checkpoint
 
 _NORMS = {"norm": "norm_args", "fusion_norm": "fusion_norm_args"}  # arguments of models
+_PROCESS_WORDS = ("best", "last", "hpc", "registry")
 
 
-def check_seed(seed: Any) -> None:
-    """Raises :class:`~swbn_lightning.errors.InputError` for a seed that numpy's generator does not take."""
+def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
+    """Check a subcommand's settings, and make them what they mean.
+
+    Args:
+        own: the settings; changed in place.
+        command: the subcommand.
+        words: of the command line.
+
+    Raises:
+        InputError: settings that cannot work.
+    """
+    seed = own.get("seed_everything")
     if type(seed) is int and not 0 <= seed < 2**32:
         raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, as numpy's generator takes it, got {seed}.")
+    own.run.root = str(Path(own.run.root).expanduser())
+    keep_loggers_files_below(own.run.root, own.trainer.logger)
+    for said in leave_out_other_norms_options(own.get("model") or {}, own.get("config") or [], words):
+        print(printable_lines(f"swbn: {said}"), file=sys.stderr)
+    if command == "fit":
+        _settle_checkpoints(own.checkpoint, own.trainer)
+
+
+def checkpoint_to_load(path: Any, command: str, probing: bool) -> str | None:
+    """The file that ``ckpt_path`` means; None where none is given and none is needed.
+
+    Args:
+        path: as given: a file, or the folder of a run.
+        command: the subcommand.
+        probing: whether it only shows whether a configuration works (``fast_dev_run``).
+
+    Raises:
+        InputError: no checkpoint for what needs one; a word that only the process which trained understands; as
+            :func:`~swbn_lightning.runs.checkpoints.find_checkpoint`.
+    """
+    if path is None:
+        if command != "fit" and not probing:
+            raise InputError(
+                f"{command} needs the weights of a trained model: --ckpt_path runs/NAME (the best checkpoint of "
+                "the newest run of that name) or a .ckpt file."
+            )
+        return None
+    if str(path) in _PROCESS_WORDS:
+        raise InputError(
+            f"ckpt_path={path!r} is known only inside the process that trained; give the .ckpt file or the "
+            "run folder, as runs/NAME."
+        )
+    return str(find_checkpoint(path, "last" if command == "fit" else "best"))
+
+
+def _settle_checkpoints(checkpoint: Namespace, trainer: Namespace) -> None:
+    if (checkpoint.every_n_train_steps or checkpoint.train_time_interval) and str(checkpoint.monitor).startswith(
+        "val/"
+    ):
+        raise InputError(
+            "checkpoints by steps or time are saved between validations, when there is no "
+            f"{checkpoint.monitor}: give --checkpoint.monitor null, and --checkpoint.save_top_k -1 to keep all."
+        )
+    if checkpoint.save_on_train_epoch_end is None:
+        # At an epoch's end where it has just been validated: then its whiteness is measured, too, and the file holds
+        # it. Else right after the validation whose figures its name has.
+        every_epoch = trainer.check_val_every_n_epoch == 1 and trainer.val_check_interval in (None, 1.0)
+        checkpoint.save_on_train_epoch_end = every_epoch
 
 
 def without_alias(arguments: Sequence[str]) -> list[str]:
@@ -59,7 +121,7 @@ def leave_out_other_norms_options(model: Any, files: Sequence[Any], words: Seque
         file, theirs, meant = _last_options(files, name, options)
         if not meant or theirs in (None, settings.get(name)):
             continue
-        now = _plain(settings.get(options)) or {}
+        now = plain(settings.get(options)) or {}
         # What the command line says itself stays: `--model.norm_args.eps 0.01`, or all of them at once.
         named = {word.partition(f".{options}")[2].partition("=")[0] for word in words if f".{options}" in word}
         foreign = [k for k, v in meant.items() if k in now and now[k] == v and not named & {"", f".{k}"}]
@@ -91,5 +153,6 @@ def _last_options(files: Sequence[Any], name: str, options: str) -> tuple[Any, A
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A part of a configuration as dictionaries."""
     return value.as_dict() if isinstance(value, Namespace) else value

@@ -1,9 +1,12 @@
 """SIGTERM ends the program with 143 wherever it is."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from lightning_fabric.plugins.environments import TorchElasticEnvironment
 
 
 def _leave(number: int, _: FrameType | None) -> None:
@@ -36,3 +39,12 @@ def let_sigterm_kill() -> None:
     """
     if signal.getsignal(signal.SIGTERM) is _leave:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def code_after_sigterm() -> int:
+    """What a process whose training SIGTERM ended exits with: 143.
+
+    Of a process that Lightning itself started beside the command's, any code but 0 would have the latter killed.
+    """
+    started = os.environ.get("LOCAL_RANK", "0") != "0" and not TorchElasticEnvironment.detect()
+    return 0 if started else 128 + signal.SIGTERM

@@ -6,9 +6,14 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from swbn_lightning.data import ImageSet
-from swbn_lightning.data.augment import CropFlip
+from swbn_lightning.data.augment import CropFlip, RandomErasing
+from swbn_lightning.data.workers import StayingLoader
+
+SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}
+"""The splits that each of Lightning's stages reads."""
 
 
 class ImageBatch(NamedTuple):
@@ -50,10 +55,14 @@ class ImageDataModule(pl.LightningDataModule, ABC):
 
     #: Side of the (square) images in pixels; a subclass that sets it has too small ones refused before training.
     image_size: int
+    #: Processes that prepare batches; 0 is fast enough for images in memory.
+    num_workers: int = 0
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], augment: CropFlip) -> None:
+    def __init__(
+        self, mean: tuple[float, ...], std: tuple[float, ...], augment: CropFlip, erasing: float = 0.0
+    ) -> None:
         super().__init__()
-        self.augment = augment
+        self.augment, self.erasing = augment, RandomErasing(erasing)
         self._mean, self._std = mean, std
         self._sets: dict[str, ImageSet] = {}
         self._per_pixel: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
@@ -96,6 +105,46 @@ class ImageDataModule(pl.LightningDataModule, ABC):
             mean, std = values.expand(2, *shape).contiguous(memory_format=layout)
             self._per_pixel[key] = mean, std
         return self._per_pixel[key]
+
+    def prepare(self, images: Tensor, crops: Tensor | None = None, erased: Tensor | None = None) -> Tensor:
+        """A training batch's images ``[N, C, H, W]`` on their device: cropped and flipped, normalised, erased in.
+
+        In this order, so that erased rectangles get the mean colour, which is 0 then.
+
+        Args:
+            images: uint8.
+            crops: what ``augment.draw`` gave; None where nothing is cropped or flipped.
+            erased: what ``erasing.draw`` gave; None where nothing is erased.
+        """
+        images = self.normalize(images if crops is None else self.augment.apply(images, crops))
+        return images if erased is None else self.erasing.apply(images, erased)
+
+    @property
+    def processes(self) -> tuple[int, int]:
+        """How many processes train, and which one this is."""
+        return (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
+
+    def loader(
+        self, dataset: Dataset[Any], batch_size: int, kind: type[StayingLoader] = StayingLoader, **options: Any
+    ) -> DataLoader[Any]:
+        """A loader of a data set that hands out whole batches.
+
+        Args:
+            dataset: with ``__getitems__``.
+            batch_size: items in a batch, each process.
+            kind: of the loader.
+            options: as ``DataLoader``.
+        """
+        return kind(
+            dataset,
+            batch_size=batch_size,
+            collate_fn=as_is,
+            generator=torch.Generator(),  # DataLoader would draw from the process's stream
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+            **options,
+        )
 
     def sample_images(self, count: int, split: str = "val", seed: int = 0) -> Tensor:
         """A fixed random sample of a split, normalised: float ``[min(count, N), C, H, W]`` on the CPU."""

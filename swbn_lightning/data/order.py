@@ -1,6 +1,7 @@
 """Which images an epoch's batches hold, on which process, and the number of the epoch for those who draw by it."""
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -17,6 +18,11 @@ Item = TypeVar("Item", covariant=True)
 def stream_seed(*numbers: int) -> int:
     """The seed of a random stream of its own for these integers, in [0, 2**63); the same in every process."""
     return hash(numbers) % 2**63  # the hash of integers is not salted, that of strings is
+
+
+def training_seed(given: int | None) -> int:
+    """``given``, or Lightning's global seed (``seed_everything``), or 0."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if given is None else given
 
 
 class EpochDataset(Dataset[Item]):

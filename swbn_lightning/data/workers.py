@@ -63,10 +63,10 @@ class StayingLoader(DataLoader[Any]):
     Signals that come while the workers are started wait until they are there.
     """
 
-    def _get_iterator(self) -> Any:
+    def __iter__(self) -> Any:
         given = self.worker_init_fn
         if self.num_workers == 0 or not _CAN_TELL_SENDERS:
-            return super()._get_iterator()
+            return super().__iter__()
         answered = tuple(number for number in _MESSAGES if callable(signal.getsignal(number)))
         # Only meanwhile, as Lightning looks here for a function of the user's before it sets one that seeds workers.
         self.worker_init_fn = given if isinstance(given, StayOnSigterm) else StayOnSigterm(given, answered)
@@ -76,7 +76,7 @@ class StayingLoader(DataLoader[Any]):
                     # Python starts this helper with the first worker that is not forked; it lets SIGTERM through then.
                     resource_tracker.ensure_running()
                 with _held_back(signal.SIGTERM):
-                    return super()._get_iterator()
+                    return super().__iter__()
         finally:
             self.worker_init_fn = given
 

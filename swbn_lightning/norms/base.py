@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.nn.utils.fusion
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.norms.functional import accumulation_dtype, num_samples, per_channel
+from swbn_lightning.norms.passes.rows import accumulation_dtype, per_channel
 
 _HEALTH = ("num_batches_rejected", "num_batches_small")  # counters for `check_norms`, not part of a state
 
@@ -171,18 +170,13 @@ class WhiteningNorm(nn.Module):
         if not x.is_floating_point():
             raise NotImplementedError(f"{type(self).__name__} takes floating point input, got {x.dtype}")
 
-    def _check_batch(self, x: Tensor, synchronized: bool) -> int:
-        """Values a channel in this process; BatchNorm's error where they have no statistics."""
+    def _check_state(self) -> None:
         if self.whitening_matrix is not None and self.whitening_matrix.dtype.itemsize < 4:
             raise RuntimeError(
                 f"{type(self).__name__}: whitening_matrix is {self.whitening_matrix.dtype}, too coarse for its small "
                 "steps; something has cast the buffers. Under FullyShardedDataParallel give "
                 "MixedPrecision(buffer_dtype=torch.float32), or use fully_shard, which leaves buffers as they are."
             )
-        count = num_samples(x)
-        if count == 1 and not synchronized:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
-        return count
 
     def _forward_empty(self, x: Tensor) -> Tensor:
         """An empty batch, as BatchNorm takes it: an empty output, zero gradients for gamma and beta, no step."""
@@ -274,23 +268,6 @@ def _is(value: object, kind: type) -> bool:
 
 def _is_batched(value: Tensor) -> bool:
     return torch._C._functorch.is_batchedtensor(value)
-
-
-def all_finite(*values: Tensor) -> Tensor:
-    """Whether no value is infinite or NaN, ``[]``, without asking the device; few operators, for small tensors."""
-    # 0 times what is not finite is NaN. (One `cat` would take fewer operators still; torch 2.14 compiles it wrongly.)
-    first, *rest = (value.mul(0).sum() for value in values)
-    return sum(rest, start=first) == 0
-
-
-def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Under autocast the products would be cast again, and the state with them.
-
-    Nothing at all where it is off, so that an exported network holds plain operators.
-    """
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
 
 
 def graph_may_hold_state() -> bool:

@@ -1,17 +1,24 @@
 """What IterNorm and DBN share: whitening by the covariance of the batch itself, with the gradient through it."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.closed_form import center, is_transformed, laid_out_as, output
-from swbn_lightning.norms.distributed import is_synchronized
+from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
+from swbn_lightning.norms.checkpointing import is_recomputing, outside_selective_checkpointing
+from swbn_lightning.norms.compiling import first_run
+from swbn_lightning.norms.finite import all_finite
 from swbn_lightning.norms.frozen import is_frozen
-from swbn_lightning.norms.recompute import first_run, is_recomputing, outside_selective_checkpointing
+from swbn_lightning.norms.passes import choose
+from swbn_lightning.norms.passes.rows import (
+    accumulation_dtype,
+    laid_out_as,
+    num_samples,
+    subtract,
+    whiten,
+    without_autocast,
+)
 
 
 class BatchWhitening(WhiteningNorm):
@@ -38,47 +45,35 @@ class BatchWhitening(WhiteningNorm):
         if graph_may_hold_state():
             # The graph must not hold the buffers: a training forward before the backward would change them.
             mean, w = mean.clone(), w.clone()
-        dtype = WF.accumulation_dtype(x.dtype)
-        return WF.whiten(WF.center(x, mean.to(dtype)), w, self.weight, self.bias)
+        return whiten(subtract(x, mean.to(accumulation_dtype(x.dtype))), w, self.weight, self.bias)
 
     def _covariance_dtype(self, x: Tensor) -> torch.dtype:
         """In which the covariance is summed, and what is made of it computed."""
-        return WF.accumulation_dtype(x.dtype)
+        return accumulation_dtype(x.dtype)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
         """``S^(-1/2)`` of ``[g, d, d]``."""
         raise NotImplementedError
 
     def _forward_batch(self, x: Tensor, training: bool) -> Tensor:
-        synchronized = training and is_synchronized(self.sync)
-        count = self._check_batch(x, synchronized)
-        if count == 0 and not synchronized:
-            return self._forward_empty(x)
+        self._check_state()
         given, wide = x.dtype, self._covariance_dtype(x)
-        if wide == torch.float64 and count <= self.num_features // self.num_groups + 1:
+        if wide == torch.float64 and num_samples(x) <= self.num_features // self.num_groups + 1:
             # Directions without variance, whose gradient is a difference of values 1 / sqrt(eps) times as large.
             x = x.double()
-        plain = not synchronized and is_transformed()
-        samples: int | Tensor = count
-        if plain:
-            mean = WF.batch_mean(x)
-            centred = WF.center(x, mean)
-            s = WF.covariance(centred, self.num_groups, dtype=wide)
-        else:
-            centred, s, mean, samples = center(x, self.num_groups, synchronized, wide)
-        s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
-        w = self._inverse_sqrt(s)
+        batch = choose.centred(x, self, wide, training)
+        if batch is None:
+            return self._forward_empty(x)
+        s = batch.covariance()
+        w = self._inverse_sqrt(s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device))
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
-        compiling = torch.compiler.is_compiling()
-        if training and (compiling or not is_recomputing()):
-            with torch.no_grad(), nullcontext() if compiling else outside_selective_checkpointing():
+        if training and not is_recomputing():
+            with torch.no_grad(), outside_selective_checkpointing():
                 w_now = w.detach()  # no_grad alone leaves the tangents of forward-mode derivatives
-                batch = first_run(mean) if compiling and not torch.compiler.is_exporting() else mean.detach()
-                accepted = all_finite(w_now, batch)
-                self._update_running(accepted, samples, running_mean=batch, whitening_matrix=w_now)
-        if plain:
-            return WF.whiten(centred, w, self.weight, self.bias).to(given)
-        return output(centred, w, self.weight, self.bias, x).to(given)
+                mean = first_run(batch.mean)
+                accepted = all_finite(w_now, mean)
+                self._update_running(accepted, batch.samples, running_mean=mean, whitening_matrix=w_now)
+        return batch.output(w, self.weight, self.bias).to(given)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
         w = self.get_buffer("whitening_matrix")

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import require_positive
-from swbn_lightning.norms import products
 from swbn_lightning.norms.batch_whitening import BatchWhitening
 from swbn_lightning.norms.inverse_sqrt import zca_inverse_sqrt
+from swbn_lightning.norms.passes.rows import widest_dtype
 
 GROUP_WIDTH = 16  # channels a group at most, as Huang et al. (CVPR 2018) group them
 
@@ -78,7 +78,7 @@ class DBN(BatchWhitening):
         )
 
     def _covariance_dtype(self, x: Tensor) -> torch.dtype:
-        return products.widest_dtype(x.device)
+        return widest_dtype(x.device)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
         return zca_inverse_sqrt(covariance, floor=self.eps)

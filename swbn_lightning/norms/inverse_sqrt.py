@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms.closed_form import is_transformed
+from swbn_lightning.norms.passes.rows import is_transformed
 
 
 def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import require_positive
-from swbn_lightning.norms import products
 from swbn_lightning.norms.batch_whitening import BatchWhitening
 from swbn_lightning.norms.inverse_sqrt import newton_inverse_sqrt
+from swbn_lightning.norms.passes.rows import widest_dtype
 
 _MOST_IN_FLOAT32 = 9  # iterations
 
@@ -81,7 +81,7 @@ class IterNorm(BatchWhitening):
     def _covariance_dtype(self, x: Tensor) -> torch.dtype:
         # Each iteration multiplies directions without variance, and what rounding left there, by up to 1.5.
         exact = self.num_iterations > _MOST_IN_FLOAT32
-        return products.widest_dtype(x.device) if exact else super()._covariance_dtype(x)
+        return widest_dtype(x.device) if exact else super()._covariance_dtype(x)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
         return newton_inverse_sqrt(covariance, self.num_iterations)

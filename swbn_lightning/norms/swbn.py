@@ -1,28 +1,21 @@
 """Stochastic Whitening Batch Normalization: the layers (CVPR 2021, Algorithms 1 and 3)."""
 
-import functools
 import math
-from collections.abc import Callable
-from numbers import Integral, Real
-from typing import Any
+from numbers import Real
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from swbn_lightning.errors import InputError, require_positive, unknown_name
+from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms import kernels
-from swbn_lightning.norms.base import WhiteningNorm, all_finite, graph_may_hold_state, without_autocast
-from swbn_lightning.norms.closed_form import is_transformed, laid_out_as, whiten_standardized
-from swbn_lightning.norms.distributed import is_synchronized, merge_covariance, merge_moments
+from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
+from swbn_lightning.norms.checkpointing import FirstRuns, is_recomputing, outside_selective_checkpointing
+from swbn_lightning.norms.compiling import first_run
+from swbn_lightning.norms.finite import all_finite, keep_in_range
 from swbn_lightning.norms.frozen import is_frozen
-from swbn_lightning.norms.recompute import (
-    FirstRuns,
-    first_run,
-    is_recomputing,
-    may_run_again,
-    outside_selective_checkpointing,
-)
+from swbn_lightning.norms.passes import StandardizedBatch, choose
+from swbn_lightning.norms.passes.rows import accumulation_dtype, laid_out_as, whiten, without_autocast
 
 
 class SWBN(WhiteningNorm):
@@ -60,13 +53,6 @@ class SWBN(WhiteningNorm):
         sync: in a distributed run, use the statistics of the whole batch over all processes, so that W
             is the same on all of them. Two collectives a forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
-        cov_samples: beyond the paper: take the covariance from so many of the batch's samples, regularly spaced, at
-            least 8 times the channels a group. None for all. The statistics are those of the whole batch; in float16
-            all are taken, since the output's range depends on them.
-        update_every: beyond the paper: step W (and take the covariance) at every so manyth training forward alone;
-            the number of its steps, by which to choose ``step_size``, is that much smaller. 1 for every one. It
-            counts on the host, so it works neither in a graph of ``torch.compile`` or ``torch.jit.trace`` nor in a
-            CUDA graph.
 
     Shape:
         1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
@@ -101,8 +87,6 @@ class SWBN(WhiteningNorm):
         num_groups: int = 1,
         sync: bool = True,
         bias: bool = True,
-        cov_samples: int | None = None,
-        update_every: int = 1,
     ) -> None:
         if criterion not in WF.CRITERIA:
             raise unknown_name("whitening criterion", criterion, WF.CRITERIA)
@@ -112,35 +96,54 @@ class SWBN(WhiteningNorm):
         super().__init__(
             num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
         )
-        require_positive(type(self).__name__, update_every=update_every)
-        least = 8 * (self.num_features // self.num_groups)
-        if cov_samples is not None and not (isinstance(cov_samples, Integral) and cov_samples >= least):
-            raise InputError(
-                f"{type(self).__name__}: cov_samples must be at least {least}, 8 times the channels that are whitened "
-                f"together, got {cov_samples!r}; fewer give a covariance that is mostly noise."
-            )
         self.criterion = criterion
         self.step_size = float(step_size)
-        self.cov_samples = cov_samples
-        self.update_every = update_every
-        self._first_runs = FirstRuns()
+        self.first_runs = FirstRuns()
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
         with without_autocast(x.device.type):
             training = self.training and not is_frozen(self)  # the mode may have been assigned
-            return laid_out_as(self._forward_training(x) if training else self._forward_evaluation(x), x)
-
-    def reset_running_stats(self) -> None:
-        super().reset_running_stats()
-        self._num_forwards = [0]  # on the host, for update_every alone; a list, which replicas of the module share
+            return laid_out_as(self._train(x) if training else self._evaluate(x), x)
 
     def extra_repr(self) -> str:
-        text = f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
-        text += "" if self.cov_samples is None else f", cov_samples={self.cov_samples}"
-        return text if self.update_every == 1 else f"{text}, update_every={self.update_every}"
+        return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
 
-    def _forward_evaluation(self, x: Tensor) -> Tensor:
+    def _train(self, x: Tensor) -> Tensor:
+        """Algorithm 1."""
+        self._check_state()
+        batch = choose.standardized(x, self)  # steps 1, 2 and 5
+        if batch is None:
+            return self._forward_empty(x)
+        with torch.no_grad(), outside_selective_checkpointing():
+            if again := is_recomputing():  # activation checkpointing runs this forward a second time
+                w = self.first_runs.find(batch.mean, batch.variance)
+            else:
+                w = self._step(batch, x.dtype)  # steps 3, 4, 6, 7 and 8
+        y = batch.output(w, self.weight, self.bias)  # steps 9 and 10
+        if not again:
+            self.first_runs.note(batch.mean, batch.variance, w, y)
+        return y
+
+    def _step(self, batch: StandardizedBatch, dtype: torch.dtype) -> Tensor:
+        """What a batch changes, unless it or the step is not finite; returns its W, a tensor of its own.
+
+        The graph keeps the returned tensor; the buffers are only copied into, so that a second forward before the
+        backward cannot change what the first one saved. No branch on the host.
+        """
+        old = self.whitening_matrix
+        s = batch.covariance().to(old.dtype)  # step 6
+        w = choose.step_by_kernels(self, batch, s)
+        if w is None:
+            stepped = WF.whitening_update(old, s, self.step_size, self.criterion)  # steps 7 and 8
+            accepted = all_finite(stepped, batch.mean, batch.variance)
+            w = first_run(torch.where(accepted, stepped, old))
+            old.copy_(w)
+            self._update_running(accepted, batch.samples, running_mean=batch.mean, running_var=batch.variance)  # 3, 4
+        return keep_in_range(w, s, batch.samples, self.weight, dtype) if dtype == torch.float16 else w
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        """Algorithm 3; with the batch's own mean and variance where there are no running ones."""
         mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
         if 0 in x.shape[2:]:
             return self._forward_empty(x)
@@ -149,155 +152,11 @@ class SWBN(WhiteningNorm):
             w = w.clone()
             mean, variance = (None if value is None else value.clone() for value in (mean, variance))
         if mean is None or variance is None:
-            if self._check_batch(x, synchronized=False) == 0:
-                return self._forward_empty(x)
-            standardize = WF.standardize_plainly if is_transformed() else WF.standardize_batch
-            xs, *_ = standardize(x, self.eps)
-        else:
-            xs = WF.standardize_fixed(x, mean, variance, self.eps)
-        return WF.whiten(xs, w, self.weight, self.bias)
-
-    def _forward_training(self, x: Tensor) -> Tensor:
-        synchronized = is_synchronized(self.sync)
-        count = self._check_batch(x, synchronized)
-        if count == 0 and not synchronized:
-            return self._forward_empty(x)
-        if not synchronized and is_transformed():
-            return self._forward_plain(x)
-        if not synchronized and kernels.take_samples(x, self.whitening_matrix, self.weight, self.bias):
-            return self._forward_by_kernels(x)
-        total: Tensor | None = None
-        grad_enabled = torch.is_grad_enabled()
-        with torch.no_grad():
-            rows = WF.as_rows(x)
-            centred = not synchronized and WF.centers_first(rows)
-            if centred:
-                rows, mean, variance = WF.center_batch(rows)
-                rstd = torch.rsqrt(variance + self.eps)
-            elif synchronized:
-                mean, variance, total = merge_moments(*WF.moments(rows), count)
-                rows = WF.standardize(rows, mean, variance, self.eps)
-                rstd = torch.rsqrt(variance + self.eps)
-            else:
-                rows, mean, variance, rstd = WF.standardize_batch(rows, self.eps)
-            covariance = functools.partial(WF.covariance, scale=rstd) if centred else WF.covariance
-            w = self._step_once(grad_enabled, mean, variance, rows, total, math.prod(x.shape[2:]), covariance)
-        return whiten_standardized(x, rows, rstd, w, self.weight, self.bias, total, centred)
-
-    def _forward_by_kernels(self, x: Tensor) -> Tensor:
-        from swbn_lightning.norms.kernels import training  # loads Triton
-
-        grad_enabled = torch.is_grad_enabled()
-        with torch.no_grad():
-            batch = training.Batch(x, self.eps)
-            positions = math.prod(x.shape[2:])
-            w = self._step_once(grad_enabled, batch.mean, batch.variance, batch.rows, None, positions, batch.covariance)
-        return training.whiten(x, batch, w, self.weight, self.bias)
-
-    def _forward_plain(self, x: Tensor) -> Tensor:
-        """A training forward without autograd functions of our own."""
-        xs, mean, variance = WF.standardize_plainly(x, self.eps)
-        with torch.no_grad():  # which does not stop forward-mode derivatives, for which W is a constant too
-            w = self._step(mean, variance, WF.as_rows(xs).detach(), None, math.prod(x.shape[2:])).detach()
-        return WF.whiten(xs, w, self.weight, self.bias)
-
-    def _step_once(self, grad_enabled: bool, mean: Tensor, variance: Tensor, *args: Any) -> Tensor:
-        """:meth:`_step`, unless this is the second run of a forward; then the W of the first.
-
-        Args:
-            grad_enabled: whether gradients were wanted when the forward began.
-        """
-        compiling = torch.compiler.is_compiling()
-        if compiling:
-            return self._step(mean, variance, *args)
-        with outside_selective_checkpointing():
-            if is_recomputing():
-                return self._first_runs.find(mean, variance)
-            w = self._step(mean, variance, *args)
-            if may_run_again(grad_enabled):
-                self._first_runs.note(mean, variance, w)
-        return w
-
-    def _step(
-        self,
-        mean: Tensor,
-        variance: Tensor,
-        rows: Tensor,
-        total: Tensor | None,
-        positions: int,
-        covariance: Callable[[Tensor, int], Tensor] = WF.covariance,
-    ) -> Tensor:
-        """What a training forward does to the state; returns its W.
-
-        Args:
-            rows: the samples, as ``covariance`` takes them: standardised for the one of stock operators.
-            total: their number in all processes.
-            positions: of them in an image.
-        """
-        due = self._is_due()
-        s: Tensor | None = None
-        float16 = rows.dtype == torch.float16  # its range is what a W that has diverged soon exceeds
-        if due or float16:
-            s = covariance(rows if float16 else self._samples_of(rows, positions), self.num_groups)
-            if total is not None:
-                s = merge_covariance(s, len(rows), total)
-            s = s.to(self.whitening_matrix.dtype)
-        samples = len(rows) if total is None else total
-        w = self._update_state(mean, variance, s if due else None, samples)
-        if s is not None and float16:
-            w = WF.keep_in_range(w, s, samples, self.weight, rows.dtype)
-        return w
-
-    def _is_due(self) -> bool:
-        """Whether W takes a step at this forward."""
-        if self.update_every == 1:
-            return True
-        tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if tracing or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            raise RuntimeError(
-                f"update_every={self.update_every} counts batches on the host, which a compiled or captured step does "
-                "not run again; use update_every=1 (and cov_samples for a cheaper step)."
-            )
-        self._num_forwards[0] += 1
-        return (self._num_forwards[0] - 1) % self.update_every == 0
-
-    def _samples_of(self, xs: Tensor, positions: int) -> Tensor:
-        """The rows that the covariance is taken from: every k-th, k and an image's positions coprime."""
-        if self.cov_samples is None or len(xs) <= self.cov_samples:
-            return xs
-        stride = len(xs) // self.cov_samples
-        while math.gcd(stride, positions) != 1:  # else it would be the same places in each image
-            stride -= 1
-        return xs[::stride]
-
-    def _update_state(self, mean: Tensor, variance: Tensor, s: Tensor | None, samples: int | Tensor) -> Tensor:
-        """Step W and the running statistics; returns the W of this forward, a tensor of its own.
-
-        The graph keeps the returned tensor; the buffers are only copied into, so that a second forward
-        before the backward cannot change what the first one saved. No branch on the host.
-
-        Args:
-            s: the covariance; None for no step of W.
-        """
-        old = self.whitening_matrix
-        if isinstance(samples, int) and kernels.take_step(old, mean, variance, self.running_mean, self.running_var):
-            from swbn_lightning.norms.kernels import training
-
-            return training.update_state(self, mean, variance, s, samples)
-        stepped = old if s is None else WF.whitening_update(old, s, self.step_size, self.criterion)
-        accepted = all_finite(stepped, mean, variance)
-        w = torch.where(accepted, stepped, old)
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            w = first_run(w)
-        old.copy_(w)
-        self._update_running(accepted, samples, running_mean=mean, running_var=variance)
-        return w
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        tracked = state_dict.get(prefix + "num_batches_tracked")
-        if tracked is not None and not tracked.is_meta and self.update_every > 1:
-            self._num_forwards = [int(tracked)]  # go on with the batch that comes next
+            batch = choose.standardized(x, self, training=False)
+            return self._forward_empty(x) if batch is None else batch.output(w, self.weight, self.bias)
+        dtype = accumulation_dtype(x.dtype)
+        xs = F.batch_norm(x, mean.to(dtype), variance.to(dtype), training=False, eps=self.eps)  # step 1
+        return whiten(xs, w, self.weight, self.bias)  # step 2
 
 
 class SWBN1d(SWBN):

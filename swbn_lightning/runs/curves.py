@@ -16,9 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.files.pictures import MARKERS, OKABE_ITO, new_figure, plain_text, whole_numbers
 from swbn_lightning.files.writing import csv_text
 from swbn_lightning.runs.intervals import mean_interval
-from swbn_lightning.whiteness.plots import MARKERS, OKABE_ITO, new_figure, plain_text, whole_numbers
 
 #: What is drawn together: a measure's quantities in ``metrics.csv``, the one that is judged by first.
 MEASURES = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from swbn_lightning.errors import InputError
 
@@ -45,18 +45,16 @@ class CapturedStep:
 
     def __call__(self, batch: Any) -> tuple[Tensor, ...]:
         """Train on ``batch``, any nest of tensors on the device; what ``loss`` gave, valid until the next call."""
-        leaves, structure = pytree.tree_flatten(batch)
         for rate, group in zip(self._rates, self.optimizer.param_groups, strict=True):
             rate.fill_(group["lr"])
         if self._seen < WARM_UP:
             self._seen += 1
             return on_side_stream(lambda: self._step(batch))
         if self._replay is None:
-            self._capture(leaves, structure)
-        self._check(leaves, structure)
-        for static, value in zip(self._leaves, leaves, strict=True):
-            if isinstance(value, Tensor):
-                static.copy_(value)
+            self._capture(batch)
+        self._check(batch)
+        for static, value in zip(_tensors(self._batch), _tensors(batch), strict=True):
+            static.copy_(value)
         assert self._replay is not None
         return self._replay()
 
@@ -68,30 +66,28 @@ class CapturedStep:
     def _forget(self) -> None:
         self._seen = 0
         self._replay: Callable[[], tuple[Tensor, ...]] | None = None
-        self._leaves: list[Any] = []
-        self._structure: Any = None
+        self._batch: Any = None  # what the graph reads
         groups = self.optimizer.param_groups
         self._rates = [torch.zeros((), device=group["params"][0].device) for group in groups]
         _move_step_counts(self.optimizer)
 
-    def _capture(self, leaves: list[Any], structure: Any) -> None:
-        self._leaves = [value.clone() if isinstance(value, Tensor) else value for value in leaves]
-        self._structure, self._state = structure, _state(self.module)
+    def _capture(self, batch: Any) -> None:
+        self._batch, self._state = apply_to_collection(batch, Tensor, torch.clone), _state(self.module)
         self._constants = [_constants(group) for group in self.optimizer.param_groups]
-        batch = pytree.tree_unflatten(self._leaves, structure)
         try:
-            self._replay = record(lambda: self._step(batch))
+            self._replay = record(lambda: self._step(self._batch))
         except RuntimeError as error:
             raise InputError(
                 f"cuda_graph: this training step cannot be captured: {error} Something in it needs the host, such as "
                 "a value read back from the device; train with cuda_graph: false."
             ) from error
 
-    def _check(self, leaves: list[Any], structure: Any) -> None:
-        if structure != self._structure or [_form(v) for v in leaves] != [_form(v) for v in self._leaves]:
+    def _check(self, batch: Any) -> None:
+        captured, given = _forms(self._batch), _forms(batch)
+        if type(batch) is not type(self._batch) or given != captured:
             raise InputError(
-                f"cuda_graph: the step was captured for a batch of {[_form(v) for v in self._leaves]}, this one has "
-                f"{[_form(v) for v in leaves]}; give batches of one shape (drop_last: true) or cuda_graph: false."
+                f"cuda_graph: the step was captured for a batch of {captured}, this one has {given}; give batches of "
+                "one shape (drop_last: true) or cuda_graph: false."
             )
         for captured, group in zip(self._constants, self.optimizer.param_groups, strict=True):
             changed = [key for key, value in _constants(group).items() if value != captured.get(key)]
@@ -125,6 +121,64 @@ class CapturedStep:
         finally:
             for group, values in zip(groups, before, strict=True):
                 group.update(values)
+
+
+class CapturedTraining(pl.LightningModule):
+    """The part of a LightningModule that trains by a :class:`CapturedStep` where :attr:`cuda_graph` says so.
+
+    A subclass gives :meth:`training_loss` and calls :meth:`step_on` in its ``training_step``. Lightning then asks for
+    the three parts of a step (gradients to zero, backward, the optimiser's step), which have been done already, and
+    gets nothing more; it counts steps, logs and schedules as ever. (Manual optimisation would count no steps, and leave
+    the schedules to the module.)
+    """
+
+    #: Whether to capture the training step.
+    cuda_graph = False
+    _captured: CapturedStep | None = None  # while it trains
+
+    def training_loss(self, batch: Any) -> tuple[Tensor, ...]:
+        """The loss to minimise, and other tensors that are wanted of one batch."""
+        raise NotImplementedError
+
+    def step_on(self, batch: Any) -> tuple[Tensor, ...]:
+        """What :meth:`training_loss` gives; with a captured step, after the step."""
+        return self.training_loss(batch) if self._captured is None else self._captured(batch)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit" and self.cuda_graph:
+            check_graph_can_be_captured(self.trainer)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.cuda_graph:
+            if torch.is_anomaly_enabled():  # as Lightning does from here on for detect_anomaly
+                raise _impossible("detect_anomaly looks at every value")
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            self._captured = CapturedStep(self, self.training_loss, optimizer)  # type: ignore[arg-type]
+
+    def on_train_epoch_start(self) -> None:
+        super().on_train_epoch_start()
+        if self._captured is not None:
+            self._captured.check_state()
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._captured = None
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if self._captured is None:
+            super().backward(loss, *args, **kwargs)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        if self._captured is None:
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if self._captured is None:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        else:
+            optimizer_closure()
 
 
 def on_side_stream(step: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -181,8 +235,15 @@ def _state(module: nn.Module) -> list[Any]:
     return [*parameters, *buffers, *(m.training for m in module.modules())]
 
 
-def _form(value: Any) -> Any:
-    return (tuple(value.shape), value.dtype, value.device) if isinstance(value, Tensor) else value
+def _forms(batch: Any) -> Any:
+    """The batch with the shape, type and device of each tensor in its place."""
+    return apply_to_collection(batch, Tensor, lambda value: (tuple(value.shape), value.dtype, value.device))
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    apply_to_collection(batch, Tensor, lambda value: found.append(value) or value)  # type: ignore[func-returns-value]
+    return found
 
 
 @contextmanager
@@ -209,8 +270,11 @@ def check_graph_can_be_captured(trainer: pl.Trainer) -> None:
         "precision 16-mixed looks at the gradients on the host to scale the loss; use bf16-mixed": (
             trainer.precision == "16-mixed"
         ),
-        "detect_anomaly looks at every value": torch.is_anomaly_enabled() or trainer._detect_anomaly,
     }
     for problem, found in problems.items():
         if found:
-            raise InputError(f"cuda_graph: {problem}; or train with cuda_graph: false.")
+            raise _impossible(problem)
+
+
+def _impossible(problem: str) -> InputError:
+    return InputError(f"cuda_graph: {problem}; or train with cuda_graph: false.")

@@ -104,6 +104,14 @@ class PlainModule(pl.LightningModule):
         model.load_state_dict(checkpoint["state_dict"], strict=strict)
         return model.to(map_location or "cpu")
 
+    @property
+    def trainer_or_none(self) -> pl.Trainer | None:
+        """The trainer; None where there is none, as for a model that is only loaded."""
+        try:
+            return self.trainer
+        except RuntimeError:
+            return None
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[MODEL_CLASS] = class_name(type(self))
 

@@ -16,7 +16,7 @@ from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import named_norms, norm_parameter_groups
 from swbn_lightning.runs.checkpoints import load_backbone
-from swbn_lightning.training.captured_step import CapturedStep, check_graph_can_be_captured
+from swbn_lightning.training.captured_step import CapturedTraining
 from swbn_lightning.training.not_finite import any_process, first_not_finite, not_finite, state_of
 from swbn_lightning.training.resumed_settings import ResumableModule, optimizer_settings
 from swbn_lightning.training.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
@@ -26,7 +26,7 @@ INTERVALS = ("epoch", "step")
 AUTO = "auto"
 
 
-class TrainingModule(ResumableModule):
+class TrainingModule(CapturedTraining, ResumableModule):
     """A LightningModule with a backbone whose normalisation layers come from the factory.
 
     A subclass sets its head and defines :meth:`training_loss` and evaluation. Arguments are plain data, so
@@ -74,6 +74,7 @@ class TrainingModule(ResumableModule):
         self,
         backbone: str | Backbone = "resnet12",
         norm: str = "bn",
+        *,
         norm_args: dict[str, Any] | None = None,
         backbone_args: dict[str, Any] | None = None,
         optimizer: OptimizerCallable = lambda p: torch.optim.Adam(p, lr=1e-3),
@@ -116,7 +117,6 @@ class TrainingModule(ResumableModule):
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
         self._lr_interval, self._warmup_steps = lr_interval, warmup_steps
         self.cuda_graph = cuda_graph
-        self._captured: CapturedStep | None = None
         self._not_finite: str | None = None  # where an evaluation's first such output began
         #: What the last evaluation of each split gave, for tables and files; plain data.
         self.results: dict[str, dict[str, Any]] = {}
@@ -162,6 +162,7 @@ class TrainingModule(ResumableModule):
             )
 
     def setup(self, stage: str) -> None:
+        super().setup(stage)
         data = self.image_data()
         if data.channels != self.backbone.in_channels:
             raise InputError(
@@ -171,8 +172,6 @@ class TrainingModule(ResumableModule):
         size = getattr(data, "image_size", None)
         if size is not None:
             self.backbone.check_image_size(size, size)
-        if stage == "fit" and self.cuda_graph:
-            check_graph_can_be_captured(self.trainer)
         if stage == "fit":
             self.resolve_step_size("norm_args", self.backbone)
 
@@ -205,41 +204,13 @@ class TrainingModule(ResumableModule):
         return data
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss, accuracy = self.training_loss(batch) if self._captured is None else self._captured(batch)
+        loss, accuracy = self.step_on(batch)
         # Plain values, which Lightning averages on the device: a metric object would look at each for NaN.
         values = {"train/loss": loss.detach(), "train/accuracy": accuracy}
         for name, value in values.items():
             prog_bar = name == "train/accuracy"
             self.log(name, value, on_step=False, on_epoch=True, prog_bar=prog_bar, sync_dist=True, batch_size=1)
         return loss
-
-    def on_train_start(self) -> None:
-        if self.cuda_graph:
-            optimizer = self.optimizers(use_pl_optimizer=False)
-            self._captured = CapturedStep(self, self.training_loss, optimizer)  # type: ignore[arg-type]
-
-    def on_train_epoch_start(self) -> None:
-        if self._captured is not None:
-            self._captured.check_state()
-
-    def on_train_end(self) -> None:
-        self._captured = None
-
-    # With a captured step the three parts of a step that Lightning calls for have been done by `training_step`.
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if self._captured is None:
-            super().backward(loss, *args, **kwargs)
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        if self._captured is None:
-            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        if self._captured is None:
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        else:
-            optimizer_closure()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         try:

@@ -1,14 +1,12 @@
 """Finding numbers that are NaN or infinite, and where in a network they begin."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-
-from swbn_lightning.errors import InputError
 
 
 def not_finite(values: Mapping[str, Tensor]) -> list[str]:
@@ -18,21 +16,6 @@ def not_finite(values: Mapping[str, Tensor]) -> list[str]:
         return []
     finite = torch.stack([torch.isfinite(value).all() for value in floating.values()]).tolist()
     return [name for name, good in zip(floating, finite, strict=True) if not good]
-
-
-def check_finite(values: Tensor, what: str) -> None:
-    """Raise :class:`InputError` where values hold a NaN or an infinity.
-
-    Args:
-        values: ``[N, ...]``.
-        what: they are, for the message: "features".
-    """
-    if not_finite({what: values}):
-        bad = (~torch.isfinite(values)).flatten(1).any(1).nonzero().flatten()
-        raise InputError(
-            f"{len(bad)} of {len(values)} {what} are not finite, the first of number {int(bad[0])}: no accuracy can be "
-            "read off them. Look for weights that are NaN, or use a wider precision."
-        )
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -62,9 +45,16 @@ def first_not_finite(model: nn.Module, forward: Callable[[], Any]) -> str | None
     return found[0] if found else None
 
 
-def tensors_in(nest: Any) -> Iterator[Tensor]:
+def tensors_in(nest: Any) -> list[Tensor]:
     """The floating-point tensors in a nest of containers."""
-    return (v for v in pytree.tree_leaves(nest) if isinstance(v, Tensor) and v.is_floating_point())
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    apply_to_collection(nest, Tensor, keep, allow_frozen=True)
+    return [tensor for tensor in found if tensor.is_floating_point()]
 
 
 def any_process(trainer: pl.Trainer, found: bool) -> bool:

@@ -59,10 +59,11 @@ class ResumableModule(PlainModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        if self._trainer is not None and self.trainer.state.fn == "fit":
+        trainer = self.trainer_or_none
+        if trainer is not None and trainer.state.fn == "fit":
             self._resumed = checkpoint
-            self._patience = _changed_patience(self.trainer, checkpoint)  # before callbacks load their state
-            if self.trainer.strategy.restore_checkpoint_after_setup:
+            self._patience = _changed_patience(trainer, checkpoint)  # before callbacks load their state
+            if trainer.strategy.restore_checkpoint_after_setup:
                 self._look_at_the_checkpoint()
 
     def on_fit_start(self) -> None:

@@ -50,5 +50,5 @@ def set_step_size(model: nn.Module, num_forwards: float, budget: float | None = 
     if not layers:
         raise InputError("step_size: auto is for SWBN layers (norm: swbn-fro or swbn-kl); this model has none.")
     for layer in layers:
-        layer.step_size = auto_step_size(layer.criterion, num_forwards / layer.update_every, budget)
+        layer.step_size = auto_step_size(layer.criterion, num_forwards, budget)
     return layers[0].step_size

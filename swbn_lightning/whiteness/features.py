@@ -77,13 +77,12 @@ def _channel_dimension(name: str, layer: nn.LayerNorm, x: Tensor) -> int:
 
 
 def _with_neutral_affine(layer: nn.Module, x: Tensor) -> Tensor:
-    parameters = layer._parameters
-    kept = {name: parameters[name] for name in ("weight", "bias") if parameters.get(name) is not None}
+    kept = {name: value for name, value in layer.named_parameters(recurse=False) if name in ("weight", "bias")}
     for name, value in kept.items():
-        assert value is not None
         neutral = torch.ones_like(value) if name == "weight" else torch.zeros_like(value)
-        parameters[name] = nn.Parameter(neutral, requires_grad=False)
+        setattr(layer, name, nn.Parameter(neutral, requires_grad=False))
     try:
         return layer.forward(x)  # not the call, which would run the hook again
     finally:
-        parameters.update(kept)
+        for name, value in kept.items():
+            setattr(layer, name, value)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError
@@ -142,14 +142,17 @@ def _without_a_trace(model: nn.Module) -> Iterator[None]:
     """Evaluation mode; modes and random streams restored, also after an error."""
     # Assigned, not by `train()`, which a module may have made do something of its own (merge weights, say).
     modes = [(module, module.training) for module in model.modules()]
-    random_states = _collect_rng_states()
+    failed: BaseException | None = None
     # Compiled code does not run hooks that were registered after it was made.
-    with torch.compiler.set_stance("force_eager"):
+    with isolate_rng(), torch.compiler.set_stance("force_eager"):
         try:
             for module, _ in modes:
                 module.training = False
             yield
+        except BaseException as error:
+            failed = error  # `isolate_rng` puts nothing back when an error passes it
         finally:
             for module, mode in modes:
                 module.training = mode
-            _set_rng_states(random_states)
+    if failed is not None:
+        raise failed

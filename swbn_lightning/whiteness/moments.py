@@ -9,7 +9,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms.functional import as_rows
+from swbn_lightning.norms.passes.rows import as_rows
 
 _NO_FLOAT64 = ("mps",)  # devices whose features are added up on the CPU
 _BLOCK = 2**22  # values that are float64 at a time: 32 MiB

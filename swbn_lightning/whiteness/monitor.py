@@ -81,6 +81,7 @@ class WhitenessMonitor(pl.Callback):
         num_images: int = 512,
         layers: Sequence[str] | str = ("*",),
         every_n_epochs: int = 1,
+        *,
         images: Tensor | None = None,
         exclude: Sequence[str] | str = (),
         batch_size: int = 128,
@@ -254,7 +255,8 @@ class WhitenessMonitor(pl.Callback):
     def _draw_all(self, trainer: pl.Trainer) -> None:
         if not (self.pictures and self.rows and trainer.is_global_zero and self._folder is not None):
             return
-        from swbn_lightning.whiteness.plots import heatmap_pairs, save, whiteness_by_layer
+        from swbn_lightning.files.pictures import save
+        from swbn_lightning.whiteness.plots import heatmap_pairs, whiteness_by_layer
 
         figures = {"whiteness": whiteness_by_layer(self.rows)}
         for layer, maps in self._maps.items():

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torchvision.models import get_model_weights
 
 from swbn_lightning import fuse_norms
 from swbn_lightning.backbones import available_backbones, build_backbone
@@ -62,18 +61,6 @@ def test_all_are_there():
     assert set(available_backbones()) == {*NETWORKS, "resnet12"}
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        # torchvision's own figures: ResNet50_Weights and ResNeXt50_32X4D_Weights.IMAGENET1K_V1.meta["num_params"].
-        ("resnet50", 25_557_032),
-        ("resnext50_32x4d", 25_028_904),
-    ],
-)
-def test_imagenet_parameters_are_those_that_torchvision_publishes(name, count):
-    assert parameters(on_meta(name), 1000) == count == get_model_weights(name)["IMAGENET1K_V1"].meta["num_params"]
-
-
 @pytest.mark.parametrize("name", IMAGENET)
 def test_imagenet_parameters_are_those_of_timm(name):
     with torch.device("meta"):
@@ -86,19 +73,10 @@ def test_imagenet_parameters_are_those_of_timm(name):
     [
         # Xie et al., CVPR 2017, table 1 (50 layers) and the paper's section 4.2.2 ("~25M", "~44M").
         ({"name": "resnet50"}, 1000, 25.5),
-        ({"name": "resnext50_32x4d"}, 1000, 25.0),
         ({"name": "resnext101_32x4d"}, 1000, 44),
         # Zagoruyko and Komodakis, BMVC 2016, tables 2 to 6 (10 classes).
         ({"name": "wrn", "depth": 40, "width": 1}, 10, 0.6),
-        ({"name": "wrn", "depth": 40, "width": 2}, 10, 2.2),
-        ({"name": "wrn", "depth": 40, "width": 4}, 10, 8.9),
-        ({"name": "wrn", "depth": 40, "width": 8}, 10, 35.7),
         ({"name": "wrn", "depth": 28, "width": 12}, 10, 52.5),
-        ({"name": "wrn", "depth": 22, "width": 8}, 10, 17.2),
-        ({"name": "wrn", "depth": 22, "width": 10}, 10, 26.8),
-        ({"name": "wrn", "depth": 16, "width": 8}, 10, 11.0),
-        ({"name": "wrn", "depth": 16, "width": 10}, 10, 17.1),
-        ({"name": "wrn_28_10"}, 10, 36.5),
         # He et al., ECCV 2016 (as in Zagoruyko and Komodakis, table 5).
         ({"name": "resnetv2_164"}, 10, 1.7),
     ],
@@ -143,27 +121,15 @@ def test_parameters_by_hand_where_nobody_prints_them():
 @pytest.mark.parametrize(
     ("name", "options", "count"),
     [
-        ("mlp", {}, 3),
-        ("mlp", {"hidden": [8, 8]}, 2),
-        ("vgg", {}, 9),
-        ("resnet20", {}, 19 + 2),
-        ("resnet32", {}, 31),  # and two BatchNorm
-        ("resnet32", {"shortcut_norm": "given"}, 31 + 2),
-        ("resnet32", {"shortcut": "identity"}, 31),
-        ("resnet32", {"form": "appendix"}, 31 + 1),
-        ("resnetv2_56", {}, 27 * 2 + 1),
-        ("resnetv2_56", {"block": "bottleneck"}, 18 * 3 + 1),
-        ("resnetv2_164", {}, 54 * 3 + 1),
-        ("wrn_28_10", {}, 12 * 2 + 1),
-        ("wrn_40_10", {}, 18 * 2 + 1),
-        ("resnet50", {}, 1 + 16 * 3 + 4),
-        ("resnet50", {"placement": "imagenet"}, 2),  # and 52 BatchNorm
-        ("resnext50_32x4d", {}, 1 + 16 * 3 + 4),
-        ("resnext101_32x4d", {}, 1 + 33 * 3 + 4),
+        ("mlp", {}, 3), ("mlp", {"hidden": [8, 8]}, 2), ("vgg", {}, 9),
+        ("resnet20", {}, 19 + 2), ("resnet32", {}, 31),  # and two BatchNorm
+        ("resnet32", {"shortcut_norm": "given"}, 31 + 2), ("resnet32", {"form": "appendix"}, 31 + 1),
+        ("resnetv2_56", {}, 27 * 2 + 1), ("resnetv2_56", {"block": "bottleneck"}, 18 * 3 + 1),
+        ("resnetv2_164", {}, 54 * 3 + 1), ("wrn_28_10", {}, 12 * 2 + 1),
+        ("resnet50", {}, 1 + 16 * 3 + 4), ("resnet50", {"placement": "imagenet"}, 2),  # and 52 BatchNorm
         ("resnetv2_50", {}, 1 + 16 * 3),
-        ("resnetv2_101", {}, 1 + 33 * 3),
     ],
-)
+)  # fmt: skip
 def test_norm_layers_are_as_many_as_the_architectures_have(name, options, count):
     backbone = on_meta(name, norm="swbn-kl", **options)
     norms = dict(named_norms(backbone))
@@ -172,22 +138,19 @@ def test_norm_layers_are_as_many_as_the_architectures_have(name, options, count)
     if options.get("placement") == "imagenet":
         assert len(kept) == 52 and not {"stem.1", "pooled_norm"} & set(kept)
         assert norms["pooled_norm"].num_features == 2048
-    elif name == "resnet32" and options.get("shortcut_norm") != "given" and "shortcut" not in options:
+    elif name == "resnet32" and options.get("shortcut_norm") != "given":
         assert len(kept) == 2 and all(n.endswith("shortcut.1") for n in kept)
     else:
         assert not kept
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in LARGE])
 def test_every_network_trains_a_step_with_each_norm_from_the_same_weights(name):
     width, size, _ = NETWORKS[name]
     channels = 1 if name == "mlp" else 3
-    # In groups, and without IterNorm in the large ones, to be quick; the rest is in the slow test below.
-    groups = {"num_groups": 8}
+    groups = {"num_groups": 8}  # to be quick; the large ones, which are deeper only, are in the slow test below
     start = None
     for norm, norm_args in (("bn", {}), ("swbn-fro", {"step_size": 1e-3, **groups}), ("iternorm", groups)):
-        if norm == "iternorm" and name in LARGE:
-            continue
         torch.manual_seed(3)
         backbone = build_backbone(name, norm, norm_args, **({"depth": 10} if name == "wrn" else {}))
         if start is None:
@@ -245,16 +208,10 @@ def test_maps_are_averaged_to_features(name):
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        ("mlp", "fan_in"),
-        ("vgg", "glorot"),
-        ("resnet32", "fan_out"),
-        ("resnetv2_56", "fan_out"),
-        ("resnetv2_164", "fan_out"),
-        ("wrn", "fan_in"),
-        ("resnext50_32x4d", "fan_out"),
-        ("resnetv2_50", "fan_out"),
+        ("mlp", "fan_in"), ("vgg", "glorot"), ("resnet32", "fan_out"), ("resnetv2_56", "fan_out"),
+        ("wrn", "fan_in"), ("resnetv2_50", "fan_out"),
     ],
-)
+)  # fmt: skip
 def test_initialisation_is_the_papers(name, mode):
     # He et al., ICCV 2015: variance 2 / n, n = k*k*channels in or out; Glorot and Bengio 2010: uniform, 2 / (in + out).
     small = {"depth": 10, "width": 2} if name == "wrn" else {}
@@ -274,7 +231,6 @@ def test_initialisation_is_the_papers(name, mode):
     [
         ("mlp", {"hidden": [32, 16], "image_size": 8}, 8),
         ("vgg", {}, 16),
-        ("resnet32", {}, 8),
         ("resnetv2_56", {}, 8),
         ("wrn", {"depth": 10, "width": 2}, 8),
         (partial(ResNet, layers=(1, 1, 1, 1), groups=32, group_width=4), {}, 32),
@@ -300,11 +256,8 @@ def test_channels_last_gives_the_same(name, options, size):
     [
         ("mlp", {"hidden": [32, 32, 16], "image_size": 8}, 8, 3, 0),
         ("vgg", {}, 16, 9, 0),
-        ("resnet20", {}, 8, 21, 0),
-        ("resnet32", {}, 8, 33, 0),
         ("resnet32", {"form": "appendix"}, 8, 33, 1),
         ("resnet12", {}, 16, 17, 0),
-        ("resnet12", {"form": "metaoptnet"}, 16, 16, 0),
         (partial(ResNet, layers=(1, 1, 1, 1)), {"placement": "imagenet"}, 32, 17, 1),
         # The norms that follow an addition stay: all but the second and third of each unit and the stem's.
         ("resnetv2_56", {}, 8, 27 + 1, 27),
@@ -362,23 +315,13 @@ def test_an_mlp_takes_its_own_size_alone_and_has_no_map():
     ("name", "options", "words"),
     [
         ("mlp", {"hidden": []}, "at least one width"),
-        ("mlp", {"hidden": 1024}, "at least one width"),
-        ("mlp", {"hidden": [10, 0]}, "hidden must be an integer of at least 1, got 0"),
         ("mlp", {"image_size": 0}, "image_size must be"),
-        ("resnet32", {"depth": 20}, "option of backbone 'resnet32': 'depth'"),
-        ("resnet32", {"shortcut_norm": "gn"}, "shortcut_norm.*'gn'"),
-        ("resnet20", {"shortcut_norm": "bn", "shortcut": "identity"}, "identity shortcuts have no norm"),
         ("resnet32", {"form": "figure"}, "'figure'.*appendix, he"),
         ("resnetv2_56", {"block": "bottlenek"}, "did you mean 'bottleneck'"),
-        ("resnetv2_164", {"block": "basic"}, "option of backbone 'resnetv2_164': 'block'"),
         ("wrn", {"depth": 27}, r"6n \+ 4 layers .*got depth=27"),
-        ("wrn", {"width": 0}, "width must be an integer of at least 1, got 0"),
         ("wrn_28_10", {"drop_rate": 1.0}, r"in \[0, 1\), got 1.0"),
-        ("wrn_28_10", {"width": 4}, "option of backbone 'wrn_28_10': 'width'"),
         ("resnet50", {"placement": "first"}, "'first'.*all, imagenet"),
         ("resnet50", {"stride_in": "2x2"}, "'2x2'.*1x1, 3x3"),
-        ("resnetv2_50", {"stride_in": "2x2"}, "'2x2'.*1x1, 3x3"),
-        ("resnetv2_50", {"layers": [1]}, "option of backbone 'resnetv2_50': 'layers'"),
     ],
 )
 def test_errors_of_options(name, options, words):
@@ -391,8 +334,6 @@ def test_depths_that_do_not_exist():
         ResNetV2Cifar(BN, 57)
     with pytest.raises(ValueError, match=r"bottleneck blocks has 9n \+ 2 layers, got depth=112"):
         ResNetV2Cifar(BN, 112, "bottleneck")
-    with pytest.raises(ValueError, match=r"6n \+ 2 layers"):
-        ResNetCifar(BN, 33)
 
 
 def test_wide_resnet_drops_between_the_convolutions_in_training_alone():

@@ -184,7 +184,7 @@ def test_under_lightning_epochs_differ_and_the_global_seed_decides():
     def record(seed):
         pl.seed_everything(seed)
         data = GlyphDataModule(num_classes=4, images_per_class=8, batch_size=16, crop_padding=3)
-        model = ImageClassifier(num_classes=4, backbone="resnet20", backbone_args={"in_channels": 1})
+        model = ImageClassifier(num_classes=4, backbone="mlp", backbone_args={"hidden": [8]})
         recorder = Recorder()
         trainer = pl.Trainer(
             max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
@@ -230,7 +230,7 @@ def test_batches_are_pinned_for_a_gpu_alone(tiny_mnist):
         ({"eval_batch_size": 0}, "eval_batch_size must be"),
         ({"num_workers": -1}, "must not be negative"),
         ({"seed": -1}, "must not be negative"),
-        ({"split_seed": -1}, "split_seed must not be negative, got -1"),
+        ({"split_seed": -1}, "split_seed must not be negative, got split_seed=-1"),
         ({"val_share": 1.0}, r"val_share must be in \[0, 1\), got 1.0"),
         ({"val_share": -0.1}, r"val_share must be in \[0, 1\)"),
         ({"crop_padding": -1}, "crop padding must be at least 0"),

@@ -40,8 +40,7 @@ def cropped_and_flipped_by_pixels(image, row, column, flip, padding, mode):
     return out
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("layout", "channels"), zip(LAYOUTS, (1, 3), strict=True))
 @pytest.mark.parametrize(
     ("padding", "flip", "mode"),
     [(2, True, "constant"), (2, True, "reflect"), (4, False, "reflect"), (0, True, "constant")],

@@ -111,8 +111,9 @@ def broken_exif():
     }
 
 
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
-@pytest.mark.parametrize("fault", broken_exif())
+@pytest.mark.parametrize(
+    ("fault", "suffix"), [*((fault, ".jpg") for fault in broken_exif()), ("cut", ".png"), ("cut", ".webp")]
+)
 def test_broken_exif_does_not_cost_the_pixels(tmp_path, fault, suffix):
     options = {".jpg": {"quality": 95}, ".webp": {"lossless": True}}.get(suffix, {})
     plain = saved(Image.fromarray(gray_ramp()), tmp_path / f"plain{suffix}", **options)

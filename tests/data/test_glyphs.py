@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from swbn_lightning.data import make_glyph_classes as maker
+from benchmarks import make_glyph_classes as maker
 from swbn_lightning.data.glyphs import SPLITS, face_paths, glyph_class_names, glyphs
 from swbn_lightning.data.images import ImageSet
 

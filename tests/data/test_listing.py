@@ -50,7 +50,6 @@ def test_a_list_gives_classes_sorted_and_images_in_its_order(pictures):
         ("cat/1.png,cat\n", "begins with 'cat/1.png,cat'"),
         ("filename,label\n", "lists no images"),
         ("filename,label\ncat/1.png,\n", "line 2: needs a filename and a label, got 'cat/1.png' and ''"),
-        ("filename,label\ncat/1.png\n", "line 2: needs a filename and a label"),
         ("filename,label\n,cat\n", "line 2: needs a filename"),
         ("filename,label\ncat/1.png,cat\ncat/2.png,cat\n./cat/1.png,cat\n", "twice, in lines 2 and 4"),
         ("filename,label\ncat/1.png,cat\ncat/3.png,cat\n", r"names images that are not there: .*cat/3.png\."),
@@ -167,20 +166,7 @@ def test_large_folders_are_listed_in_one_order(tmp_path):
     for number in rng.permutation(12):
         draw(tmp_path / f"{number % 3}" / f"{number:02}.PNG", int(number))
     found = list_class_folders(tmp_path, "numbers")
-    assert [file.stem for file in found.files] == [
-        "00",
-        "03",
-        "06",
-        "09",
-        "01",
-        "04",
-        "07",
-        "10",
-        "02",
-        "05",
-        "08",
-        "11",
-    ]
+    assert [int(file.stem) for file in found.files] == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
 
 
 def test_folders_that_the_user_linked_are_the_users(pictures, tmp_path_factory):

@@ -74,8 +74,7 @@ def test_held_out_follows_the_seed_alone_and_every_image_can_be():
     assert often.mean() == 15 and often.min() >= 2 and often.max() <= 30  # binomial, 60 draws of a quarter
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("layout", "channels"), [(torch.contiguous_format, 1), (torch.channels_last, 3)])
 def test_subset_takes_whole_images_in_their_layout(layout, channels):
     images = torch.randint(256, (9, channels, 4, 5), dtype=torch.uint8).contiguous(memory_format=layout)
     numbers = torch.tensor([8, 0, 3, 3])

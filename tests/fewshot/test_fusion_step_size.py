@@ -22,10 +22,10 @@ from swbn_lightning.norms.swbn import SWBN
         (
             {
                 "norm_args": {"step_size": "auto"}, "step_budget": 0.01,
-                "fusion_norm_args": {"step_size": "auto", "update_every": 3},
+                "fusion_norm_args": {"step_size": "auto"},
             },
             0.01 / 6,
-            0.01 / 4,
+            0.01 / 12,
         ),
     ],
 )  # fmt: skip

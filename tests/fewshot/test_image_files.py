@@ -1,8 +1,5 @@
 """Few-shot data from image files through the data module: what is said, checked and kept."""
 
-import logging
-import re
-
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -51,19 +48,6 @@ def test_every_run_says_split_classes_images_and_where_they_are_from(root, said)
     assert said[2:] == [f"folders/test: 2 classes, 8 images, from class folders of {root}/test"]
     data.setup("validate")
     assert len(said) == 3  # what is in memory is not read again
-
-
-def test_it_is_said_on_the_terminal(root):
-    logger, lines = logging.getLogger("pytorch_lightning.utilities.rank_zero"), []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger.addHandler(handler)
-    try:
-        folders(root).setup("test")
-    finally:
-        logger.removeHandler(handler)
-    assert any(re.match("folders/test: 2 classes, 8 images", line) for line in lines)
-    assert logger.isEnabledFor(logging.INFO)
 
 
 def test_what_is_wrong_is_said_before_training(root, monkeypatch):

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
-from fewshot import MatchingHead, evaluate_episodes
+from fewshot import MatchingHead
 
 
 def softmax(x):
@@ -70,8 +69,7 @@ def literal_context(support, query, weights, steps):
     return g, np.array(embedded)
 
 
-@pytest.mark.parametrize("shots", [1, 3])
-@pytest.mark.parametrize("temperature", [10.0, 2.5])
+@pytest.mark.parametrize(("shots", "temperature"), [(1, 10.0), (3, 2.5)])
 def test_matching_equals_the_literal_version(shots, temperature):
     rng = np.random.default_rng(0)
     support, query = rng.normal(size=(3, 4, shots, 7)) + 1, rng.normal(size=(3, 10, 7)) + 1
@@ -85,7 +83,7 @@ def test_matching_equals_the_literal_version(shots, temperature):
     np.testing.assert_allclose(logits.exp().sum(-1).detach().numpy(), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_full_context_equals_the_literal_version_episode_by_episode(steps):
     rng = np.random.default_rng(steps)
     support, query = rng.normal(size=(3, 4, 2, 6)), rng.normal(size=(3, 8, 6))
@@ -100,15 +98,6 @@ def test_full_context_equals_the_literal_version_episode_by_episode(steps):
         g, f = literal_context(support[e].reshape(8, 6), query[e], weights, steps)
         expected = literal_logits(g.reshape(4, 2, 6), f, 4.0)
         np.testing.assert_allclose(logits[e].numpy(), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_cross_entropy_is_the_mixtures_negative_log_likelihood():
-    support, query = torch.randn(2, 3, 4, 8), torch.randn(2, 6, 8)
-    cosines = F.cosine_similarity(query[:, :, None], support.flatten(1, 2)[:, None], dim=-1)
-    mixture = (10 * cosines).softmax(-1).view(2, 6, 3, 4).sum(-1)
-    target = torch.arange(3).repeat_interleave(2).expand(2, -1)
-    expected = -mixture.gather(2, target[..., None]).log().mean()
-    torch.testing.assert_close(F.cross_entropy(MatchingHead()(support, query).mT, target), expected)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -159,24 +148,10 @@ def test_logits_are_float32_under_autocast_and_in_16_bits(full):
     assert head.bfloat16()(support, query).dtype == torch.float32  # parameters of another dtype than the features
 
 
-def test_evaluation_gives_the_same_digits_in_chunks_of_any_size():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(8).repeat_interleave(20)
-    features = torch.randn(8, 16, generator=generator)[labels] + torch.randn(160, 16, generator=generator)
-    for head in (MatchingHead(), MatchingHead(full_context=True, num_features=16)):
-        options = {"ways": 5, "shots": 2, "queries": 6, "num_episodes": 13, "seed": 1}
-        whole = evaluate_episodes(features, labels, head, **options)
-        assert 0.3 < whole.mean < 0.99 and not whole.transductive
-        for chunk in (1, 4, 12):
-            part = evaluate_episodes(features, labels, head, chunk_size=chunk, **options)
-            assert torch.equal(part.accuracies, whole.accuracies) and part.loss == whole.loss
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"temperature": 0.0}, "temperature of matching must be positive and finite, got 0.0"),
-        ({"temperature": math.nan}, "positive and finite, got nan"),
         ({"full_context": True}, "needs num_features"),
         ({"context_steps": 0}, "context_steps must be an integer of at least 1, got 0"),
         ({"full_context": True, "num_features": 0}, "num_features must be"),

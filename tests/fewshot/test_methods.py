@@ -146,19 +146,6 @@ def test_the_loss_of_cross_attention_and_its_gradient_equal_the_literal_version(
     assert accuracy.item() == pytest.approx((result.logits.argmax(-1) == target).double().mean().item(), abs=1e-6)
 
 
-def test_transduction_is_chosen_at_test_and_named_in_the_results(tmp_path):
-    kept = ModelCheckpoint(dirpath=tmp_path)
-    trainer = pl.Trainer(max_epochs=1, callbacks=[kept], **QUIET)
-    trainer.fit(CrossAttentionNetwork(backbone="tiny"), datamodule=shades())
-    rows = []
-    for transductive in (False, True):
-        model = CrossAttentionNetwork.load_from_checkpoint(kept.best_model_path, transductive=transductive)
-        pl.Trainer(**QUIET).test(model, datamodule=shades(), verbose=False)
-        assert model.episode_results["test"].transductive is transductive
-        rows.append(model.results["test"])
-    assert "inference" not in rows[0] and rows[1]["inference"] == "transductive"
-
-
 def test_cross_attention_through_the_command(capsys):
     arguments = [
         "--model=fewshot.CrossAttentionNetwork", "--model.backbone=tiny", "--data=fewshot.EpisodicDataModule",

@@ -121,8 +121,9 @@ def test_four_rotations_are_four_classes(lake):
             assert np.array_equal(image[0].numpy(), expected)
 
 
-@pytest.mark.parametrize("place", ["", "splits/vinyals"])
-@pytest.mark.parametrize("ending", [("",), ("/rot000", "/rot090", "/rot180", "/rot270")])
+@pytest.mark.parametrize(
+    ("place", "ending"), [("", ("",)), ("splits/vinyals", ("/rot000", "/rot090", "/rot180", "/rot270"))]
+)
 def test_lists_of_characters(lake, place, ending):
     lists = {
         "train": ["A/character01", "Z/character02"],

@@ -8,7 +8,7 @@ GPU rounds: that is held to twice its precision.
 import numpy as np
 import torch
 
-from swbn_lightning.norms import kernels
+from swbn_lightning.norms.passes import kernels
 
 DEVICE = torch.device("cpu" if kernels.interpreted() else "cuda")
 EPS = 1e-3

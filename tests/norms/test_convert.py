@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torchvision.models.resnet import Bottleneck, ResNet
 from torchvision.ops.misc import FrozenBatchNorm2d
 
@@ -16,9 +15,9 @@ from swbn_lightning.backbones import build_backbone
 from swbn_lightning.norms import named_norms
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.surgery.wrappers import AppendedNorm, NormAct
-from tests.norms.networks import TORCHVISION, WITHOUT, lived, relative_error, same_state
+from tests.norms.networks import FAMILIES, TORCHVISION, lived, relative_error, same_state
 
-TIMM = {"resnet10t": 64, "mobilenetv3_small_050": 64, "ghostnet_050": 64, "regnety_002": 64, "levit_128s": 224}
+TIMM = {"mobilenetv3_small_050": 64, "ghostnet_050": 64}
 SWBN = NormFactory("swbn-fro", step_size=1e-3)
 
 
@@ -59,7 +58,7 @@ def round_trip(model, size):
     assert count(trained) == 0 and train_a_step(trained, x)
 
 
-@pytest.mark.parametrize("family", TORCHVISION)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_torchvision_family(family):
     make, size = TORCHVISION[family]
     round_trip(make(), size)
@@ -68,12 +67,6 @@ def test_every_torchvision_family(family):
 @pytest.mark.parametrize("name", TIMM)
 def test_timm(name):
     round_trip(timm.create_model(name, num_classes=10), TIMM[name])
-
-
-@pytest.mark.parametrize("family", WITHOUT)
-def test_a_network_without_batchnorm_is_an_error(family):
-    with pytest.raises(ValueError, match="has no BatchNorm layer to convert"):
-        convert_norms(WITHOUT[family](), SWBN)
 
 
 @pytest.mark.parametrize("name", ["swbn-kl", "iternorm", "dbn", "bn"])
@@ -218,14 +211,6 @@ def test_the_variance_of_a_nearly_singular_matrix_is_not_lost_to_rounding():
     torch.testing.assert_close(revert_norms(norm).running_var, x.var(0), rtol=0.05, atol=0)
 
 
-def test_a_cast_after_converting_reaches_the_old_layer():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    convert_norms(model, SWBN).double()
-    revert_norms(model)
-    assert all(value.dtype in (torch.float64, torch.long) for value in model.state_dict().values())
-    model(torch.randn(2, 3, 4, 4, dtype=torch.float64))
-
-
 def test_dtypes_that_differ_are_kept_and_a_cast_is_followed():
     mixed = nn.BatchNorm2d(4)
     mixed.weight.data, mixed.bias.data = mixed.weight.data.half(), mixed.bias.data.half()
@@ -295,75 +280,10 @@ def test_sync_batchnorm_becomes_a_layer_for_any_input():
         convert_norms(model, NormFactory("in"))
 
 
-def test_a_subclass_with_a_forward_of_its_own_is_refused_by_name():
-    class Clamped(nn.BatchNorm2d):
-        def forward(self, x):
-            return super().forward(x).clamp(-1, 1)
-
-    class Renamed(nn.BatchNorm2d):
-        pass
-
-    model = nn.Sequential(Renamed(3), Clamped(3))
-    with pytest.raises(ValueError, match=r"'1' is a .*Clamped that does something of its own.*exclude"):
-        convert_norms(model, SWBN)
-    assert type(model[0]) is Renamed  # nothing was done by halves
-    convert_norms(model, SWBN, exclude=["1"])
-    assert type(model[0]) is SWBN2d
-    assert type(revert_norms(model)[0]) is Renamed
-
-
-def test_a_process_group_of_its_own_is_refused():
-    layer = nn.SyncBatchNorm(3, process_group=object())
-    with pytest.raises(ValueError, match="process group of its own"):
-        convert_norms(nn.Sequential(layer), SWBN)
-
-
-def test_what_an_instance_or_subclass_does_besides_is_refused():
-    class Frozen(nn.BatchNorm2d):
-        def train(self, mode=True):
-            return super().train(False)
-
-    patched, parametrized = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-    patched.forward = lambda x: x * 0
-    parametrize.register_parametrization(parametrized, "weight", nn.Softplus())
-    for layer, words in (
-        (Frozen(3), "forward or train"),
-        (patched, "forward or train"),
-        (parametrized, "parametrised"),
-    ):
-        model = nn.Sequential(nn.LazyBatchNorm2d(), layer)
-        with pytest.raises(ValueError, match=rf"'1' .*{words}"):
-            convert_norms(model, SWBN)
-        assert type(model[0]) is nn.LazyBatchNorm2d  # nothing was done by halves
-    model = convert_norms(nn.Sequential(nn.BatchNorm2d(3)), SWBN)
-    parametrize.register_parametrization(model[0], "weight", nn.Softplus())
-    with pytest.raises(ValueError, match="is parametrised; make that permanent before reverting"):
-        revert_norms(model)
-
-
-def test_what_a_layer_refuses_is_said_with_its_name():
-    model = nn.Sequential(nn.BatchNorm2d(6), nn.BatchNorm2d(4))
-    with pytest.raises(ValueError, match=r"'1': SWBN2d: num_groups=3 does not divide num_features=4"):
-        convert_norms(model, NormFactory("swbn", num_groups=3))
-    assert type(model[0]) is nn.BatchNorm2d
-    lazy = convert_norms(nn.Sequential(nn.LazyBatchNorm2d()), NormFactory("swbn", num_groups=3))
-    for _ in range(2):  # and again, instead of going on as a BatchNorm
-        with pytest.raises(ValueError, match="num_groups=3 does not divide num_features=4"):
-            lazy(torch.randn(2, 4, 5, 5))
-
-
 def test_frozen_and_other_norms_are_left():
     model = nn.Sequential(nn.BatchNorm2d(4), FrozenBatchNorm2d(4), nn.GroupNorm(2, 4))
     convert_norms(model, SWBN)
     assert [type(m) for m in model] == [SWBN2d, FrozenBatchNorm2d, nn.GroupNorm]
-
-
-def test_converting_twice_and_reverting_nothing_are_errors():
-    model = convert_norms(nn.Sequential(nn.BatchNorm1d(3)), SWBN)
-    with pytest.raises(ValueError, match="revert_norms first"):
-        convert_norms(model, SWBN)
-    with pytest.raises(ValueError, match="holds no layer that convert_norms or append_norm put there"):
-        revert_norms(revert_norms(model))
 
 
 def test_checkpoints_from_before_load_strictly_after_converting():

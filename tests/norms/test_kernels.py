@@ -14,7 +14,7 @@ import torch
 
 from swbn_lightning import SWBN1d, SWBN2d
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms import kernels
+from swbn_lightning.norms.passes import kernels
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -46,23 +46,12 @@ def test_in_the_interpreter(file):
     run_python(*PYTEST, HERE / f"kernels_{file}.py", TRITON_INTERPRET="1")
 
 
-@needs_triton
-@pytest.mark.usefixtures("interpreter")
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["cheaper_steps", "swbn"])  # all of them take an hour
-def test_the_layers_own_tests_by_kernels(file):
-    chosen = "not iternorm and not dbn"
-    run_python(
-        *PYTEST, "-m", "not slow", "-k", chosen, HERE / f"test_{file}.py", TRITON_INTERPRET="1", SWBN_KERNELS="1"
-    )
-
-
 def test_importing_the_package_and_training_do_not_load_triton():
     code = (
         "import sys, torch, swbn_lightning\n"
         "before = 'triton' in sys.modules\n"
         "swbn_lightning.SWBN1d(4)(torch.randn(8, 4, requires_grad=True)).sum().backward()\n"
-        "import swbn_lightning.norms.kernels\n"
+        "import swbn_lightning.norms.passes.kernels\n"
         "print(before, 'triton' in sys.modules)"
     )
     assert run_python("-c", code).split() == ["False", "False"]
@@ -146,7 +135,7 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", 
 
 def launches(d, dtype, monkeypatch):
     """What a training pass would launch on a GPU: kernels, arguments, constants; nothing runs."""
-    from swbn_lightning.norms.kernels import launch
+    from swbn_lightning.norms.passes.kernels import launch
 
     found = []
     monkeypatch.setattr(

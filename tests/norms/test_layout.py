@@ -67,3 +67,16 @@ def test_gradients_where_the_output_was_laid_out_anew(name):
         nn.functional.relu(norm(at), inplace=True).pow(2).sum().backward()
         found.append(at.grad)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_and_gradients_with_holes_in_memory(name):
+    x, upstream = torch.randn(2, 8, 2, 4, 4, dtype=torch.float64)
+    found = []
+    for spread in (False, True):
+        norm = NormFactory(name, dtype=torch.float64)(2)
+        at, grad = (torch.stack([t, t], -1)[..., 0] if spread else t for t in (x, upstream))
+        at = at.detach().requires_grad_()
+        norm(at).backward(grad)
+        found.append((at.grad, norm.weight.grad))
+    torch.testing.assert_close(*found)

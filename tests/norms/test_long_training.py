@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from swbn_lightning import SWBN1d, check_norms
-from swbn_lightning.norms.functional import keep_in_range
+from swbn_lightning.norms.finite import keep_in_range
 from tests.norms.reference import ReferenceSWBN
 
 LAYERS, FEATURES, BATCH = 50, 8, 32

@@ -57,7 +57,7 @@ def test_ten_steps_follow_algorithms_1_and_3(layer, shape, criterion, groups):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("criterion", CRITERIA)
-@pytest.mark.parametrize(("layer", "shape"), CASES)
+@pytest.mark.parametrize(("layer", "shape"), CASES[::2])
 def test_gradients_are_those_with_w_held_fixed(layer, shape, criterion, groups):
     norm, reference = make(layer, shape, criterion, num_groups=groups)
     rng = np.random.default_rng(2)
@@ -118,24 +118,6 @@ def test_fro_step_of_white_input_is_zero():
 def test_unknown_criterion_in_functions():
     with pytest.raises(ValueError, match="'l2'.*fro, kl"):
         WF.whitening_loss(torch.eye(2), "l2")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cast", ["input", "module"])
-def test_state_stays_float32_in_half_precision(dtype, cast):
-    torch.manual_seed(0)
-    norm = SWBN2d(4, step_size=1e-4)
-    if cast == "module":
-        norm = norm.to(dtype)
-        assert norm.weight.dtype == dtype
-    for _ in range(3):
-        y = norm(torch.randn(8, 4, 5, 5).to(dtype))
-        assert y.dtype == dtype and y.isfinite().all()
-    for name in ("running_mean", "running_var", "whitening_matrix"):
-        assert getattr(norm, name).dtype == torch.float32
-    # The step is far below the resolution of 16 bits around 1, and is there nevertheless.
-    assert 0 < (norm.whitening_matrix - torch.eye(4)).abs().max() < 1e-3
-    assert norm.eval()(torch.randn(2, 4, 5, 5).to(dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

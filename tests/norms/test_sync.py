@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swbn_lightning import DBN2d, IterNorm2d, NormFactory, SWBN2d, convert_norms
 from swbn_lightning.norms.base import WhiteningNorm
-from swbn_lightning.norms.distributed import merge_moments
+from swbn_lightning.norms.passes.processes import merge_moments
 
 SPLITS = [(6, 6), (9, 3), (11, 1), (12, 0)]
 FAMILIES = {
@@ -52,18 +52,7 @@ def train_float64(family, part):
     return train(network(family), *batches(), part)
 
 
-def train_float32(layer, part):
-    """One layer on correlated maps. DBN's gradient amplifies rounding by the covariance's condition number, 11 here."""
-    torch.manual_seed(2)
-    mix = torch.eye(8) + torch.randn(8, 8) / 6
-    inputs = [torch.einsum("oc,nchw->nohw", mix, torch.randn(12, 8, 4, 4)) + 3 for _ in range(3)]
-    return train(copy.deepcopy(LAYERS[layer]), inputs, torch.randn(12, 8, 4, 4), part)
-
-
-LAYERS = {
-    "fro": SWBN2d(8, step_size=0.05), "kl": SWBN2d(8, step_size=0.05, criterion="kl"),
-    "iternorm": IterNorm2d(8), "dbn": DBN2d(8),
-}  # fmt: skip
+LAYERS = {"fro": SWBN2d(8, step_size=0.05), "iternorm": IterNorm2d(8)}
 
 
 def train_float16(layer, part):
@@ -102,7 +91,6 @@ def train_ddp(broadcast, part):
 
 JOBS = {
     **{("float64", f, s): functools.partial(train_float64, f) for f in FAMILIES for s in SPLITS},
-    **{("float32", n, s): functools.partial(train_float32, n) for n in LAYERS for s in SPLITS},
     **{("float16", n, s): functools.partial(train_float16, n) for n in ("fro", "iternorm") for s in SPLITS[:2]},
     **{("penalty", f, s): functools.partial(penalty, f) for f in FAMILIES for s in SPLITS},
     **{("ddp", b, (6, 6)): functools.partial(train_ddp, b) for b in (True, False)},
@@ -170,24 +158,6 @@ def test_two_processes_equal_one(results, family, sizes):
         assert torch.equal(first[3][name], second[3][name]), name  # W is the same on both
 
 
-@pytest.mark.parametrize(("layer", "sizes"), [(n, s) for n in LAYERS for s in SPLITS], ids=str)
-def test_in_float32_to_a_relative_error_of_1e_5(results, layer, sizes):
-    job = ("float32", layer, sizes)
-    first, second = [result for result, _ in results[job]]
-    y, x_grad, gradients, state = whole(job)
-
-    def assert_near(found, expected):
-        assert (found - expected).norm() <= 1e-5 * expected.norm()
-
-    assert_near(torch.cat([first[0], second[0]]), y)
-    assert_near(torch.cat([first[1], second[1]]), x_grad)
-    for own in zip(first[2], second[2], gradients, strict=True):
-        assert_near(own[0] + own[1], own[2])
-    for name, value in state.items():
-        assert_near(first[3][name].double(), value.double())
-        assert torch.equal(first[3][name], second[3][name]), name
-
-
 @pytest.mark.parametrize(("layer", "sizes"), [(n, s) for n in ("fro", "iternorm") for s in SPLITS[:2]], ids=str)
 def test_in_float16(results, layer, sizes):
     job = ("float16", layer, sizes)
@@ -219,10 +189,10 @@ def test_distributed_data_parallel(results, broadcast):
 def test_merging_in_one_process_is_exact(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        x = torch.randn(20, 3, dtype=torch.float64) + 1e4
+        x = torch.randn(20, 3) + 1e4  # raw second moments would leave nothing of the variance
         variance, mean = torch.var_mean(x, 0)
         merged = merge_moments(mean, variance, 20)
-        for value, expected in zip(merged, (mean, variance, torch.tensor(20.0).double()), strict=True):
+        for value, expected in zip(merged, (mean, variance, torch.tensor(20.0)), strict=True):
             torch.testing.assert_close(value, expected)
     finally:
         dist.destroy_process_group()

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swbn_lightning import NormFactory, check_norms
-from swbn_lightning.norms.distributed import merge_mean, merge_moments
+from swbn_lightning.norms.passes.processes import merge_mean, merge_moments
 
 NAMES = ["swbn-fro", "swbn-kl", "iternorm"]
 
@@ -125,7 +125,8 @@ def test_statistics_taken_away_by_hand(name):
 @pytest.mark.parametrize("merge", ["moments", "mean"])
 def test_merging_copies_nothing_from_the_host(merge, monkeypatch):
     """On a device such a copy makes the host wait, and no step that has one can be captured in a CUDA graph."""
-    monkeypatch.setattr("swbn_lightning.norms.distributed._all_gather", lambda values: torch.stack([values, values]))
+    gather = "swbn_lightning.norms.passes.processes._all_gather"
+    monkeypatch.setattr(gather, lambda values: torch.stack([values, values]))
     called = []
 
     class Recorded(TorchDispatchMode):

@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import timm.utils
 import torch
 from torch import nn
 from torch.ao import quantization
@@ -14,7 +13,7 @@ from torch.optim.swa_utils import update_bn
 from torchvision.ops._utils import split_normalization_params
 
 import swbn_lightning
-from swbn_lightning import NormFactory, WhiteningNorm, freeze_norms, fuse_norms
+from swbn_lightning import NormFactory, WhiteningNorm, fuse_norms
 
 NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
 DEFAULTS = [nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm]
@@ -43,20 +42,6 @@ def test_classes_for_weight_decay(name, dims):
     # What the documentation says of its default: gamma and beta are not found.
     assert split_normalization_params(model, DEFAULTS)[0] == []
     assert swbn_lightning.norms.WhiteningNorm is WhiteningNorm and not isinstance(norm, nn.modules.batchnorm._NormBase)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_timms_freeze_stops_the_parameters_and_freeze_norms_the_rest(name):
-    model = network(name).train()
-    timm.utils.freeze(model)
-    assert not any(p.requires_grad for p in model.parameters())
-    before = copy.deepcopy(model[1].state_dict())
-    model(images())
-    assert not torch.equal(model[1].whitening_matrix, before["whitening_matrix"])
-    freeze_norms(model[1])
-    before = copy.deepcopy(model[1].state_dict())
-    model.train()(images())
-    assert all(torch.equal(value, before[key]) for key, value in model[1].state_dict().items())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,8 +10,9 @@ from swbn_lightning import NormFactory
 from tests.norms.reference import ReferenceSWBN, to_columns
 
 NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
-SHAPES = [(9, 4), (3, 4, 2, 2), (4, 4)]  # of the last the covariance is singular
-CASES = [(name, shape, training) for name in NAMES for shape in SHAPES for training in (True, False)]
+# Of the second the covariance is singular.
+CASES = [(name, (3, 4, 2, 2), training) for name in NAMES for training in (True, False)]
+CASES += [(name, (4, 4), True) for name in NAMES]
 STEP = 0.1
 
 

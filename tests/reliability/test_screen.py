@@ -55,7 +55,7 @@ def test_a_test_keeps_its_results_whatever_the_screen_is(kind, trained, tmp_path
 
 def test_files_come_before_the_screen_where_it_is_python_that_runs(trained, tmp_path, monkeypatch):
     """Without the command, and so without its screen."""
-    monkeypatch.setattr("cli.forgiving_screen", lambda: forgiving_screen_that_is_none())
+    monkeypatch.setattr("swbn_lightning.command.messages.forgiving_screen", lambda: forgiving_screen_that_is_none())
     with monkeypatch.context() as patch:
         patch.setattr("swbn_lightning.training.callbacks.result_table.table_console", lambda: pytest.fail("the screen"))
         with pytest.raises(pytest.fail.Exception, match="the screen"):

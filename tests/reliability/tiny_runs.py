@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from classification import ImageClassifier, MNISTDataModule
 from fewshot import EpisodicDataModule, PrototypicalNetwork
-from fewshot.datamodule import EpisodeSettings
+from fewshot.episodes import EpisodeSettings
 from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 from swbn_lightning.training.callbacks.random_streams import RandomStreams

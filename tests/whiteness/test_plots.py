@@ -7,17 +7,10 @@ import torch
 from matplotlib import pyplot
 from PIL import Image
 
+from swbn_lightning.files.pictures import OKABE_ITO, save, to_array
 from swbn_lightning.whiteness import CorrelationMap
 from swbn_lightning.whiteness.measures import MEASURES
-from swbn_lightning.whiteness.plots import (
-    LABELS,
-    OKABE_ITO,
-    compare_whiteness,
-    heatmap_pairs,
-    save,
-    to_array,
-    whiteness_by_layer,
-)
+from swbn_lightning.whiteness.plots import LABELS, compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 
 def a_map(epoch, size=6, seed=0):

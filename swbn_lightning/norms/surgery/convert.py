@@ -1,6 +1,5 @@
 """Putting another normalisation into a finished network, and taking it out again."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,14 +35,13 @@ def convert_norms(
 ) -> nn.Module:
     """Replace BatchNorm layers by the factory's, in place.
 
-    BatchNorm1d/2d/3d, SyncBatchNorm and the lazy ones (which turn into the new layer when their first input tells
-    the channels). A replaced layer keeps its parameters (the same objects, so an optimiser made before stays right),
-    running statistics, eps and momentum (unless the factory names them), device, training mode (frozen by
-    :func:`swbn_lightning.freeze_norms`, too), hooks around forward and backward; a whitening layer starts with the W
-    with which the network's output in evaluation is the old one. Names in the state dict stay, but timm's layers with
-    an activation inside become a ``NormAct`` (with names as ``bn1.norm.weight``), and IterNorm and DBN have no
-    ``running_var``; a checkpoint from before loads all the same.
-    Normalisations other than BatchNorm are left as they are.
+    BatchNorm1d/2d/3d and SyncBatchNorm; of a network with lazy layers run one forward first. A replaced layer keeps
+    its parameters (the same objects, so an optimiser made before stays right), running statistics, eps and momentum
+    (unless the factory names them), device, training mode (frozen by :func:`swbn_lightning.freeze_norms`, too), hooks
+    around forward and backward; a whitening layer starts with the W with which the network's output in evaluation is
+    the old one. Names in the state dict stay, but timm's layers with an activation inside become a ``NormAct`` (with
+    names as ``bn1.norm.weight``), and IterNorm and DBN have no ``running_var``; a checkpoint from before loads all the
+    same. Normalisations other than BatchNorm are left as they are.
 
     The paper's placements (Zhang et al., CVPR 2021)::
 
@@ -63,12 +61,12 @@ def convert_norms(
 
     Raises:
         InputError: no BatchNorm in the model, or none that the patterns leave; a pattern that fits none of them, with
-            their names; a BatchNorm that does something besides, which would be lost; what the factory's layer
-            refuses, with the name of the layer. The model is then what it was.
+            their names; a lazy one that has seen no input yet; a BatchNorm that does something besides, which would be
+            lost; what the factory's layer refuses, with the name of the layer. The model is then what it was.
     """
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, _BatchNorm) and not isinstance(module, _BecomesConverted):
+        if isinstance(module, _BatchNorm):
             names.setdefault(module, []).append(name)
     if not names:
         raise InputError(
@@ -81,13 +79,7 @@ def convert_norms(
     if not wanted:
         raise InputError(f"include={list(include)}, exclude={list(exclude)} leave no BatchNorm layer to convert.")
     # All are made before anything in the model is changed.
-    chosen = {m: _converted(m, name, factory) for m, name in wanted.items() if type(m) not in _LAZY}
-    for module in wanted:
-        if type(module) in _LAZY:
-            module.__class__ = _LAZY[type(module)]
-            assert isinstance(module, _BecomesConverted)
-            module.mark(factory)
-    return replace_modules(model, chosen)
+    return replace_modules(model, {m: _converted(m, name, factory) for m, name in wanted.items()})
 
 
 def revert_norms(model: nn.Module) -> nn.Module:
@@ -118,8 +110,6 @@ def revert_norms(model: nn.Module) -> nn.Module:
             while _ORIGINAL in old.__dict__:  # converted more than once
                 old = _reverted(old, next(model.parameters(), None))
             chosen[module] = old
-        elif isinstance(module, _BecomesConverted):
-            chosen[module] = module.unmark()
     if not chosen:
         raise InputError(f"{type(model).__name__} holds no layer that convert_norms or append_norm put there.")
     return replace_modules(model, chosen)
@@ -152,57 +142,6 @@ def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Modul
     if isinstance(layer, nn.Linear) and isinstance(norm, WhiteningNorm):
         norm.input_dims = (2,)
     return replace_modules(model, {layer: AppendedNorm(norm, layer)})
-
-
-class _BecomesConverted:
-    """Mixed into a lazy BatchNorm: converts it at its first input, when the channels are known.
-
-    In place, as PyTorch's lazy modules become what they stand for: whoever holds the module keeps it.
-    """
-
-    cls_to_become = None  # the class that forward below belongs to, until it has run
-    _factory: NormFactory
-
-    def mark(self, factory: NormFactory) -> nn.Module:
-        self._factory = factory
-        assert isinstance(self, nn.Module)
-        return self
-
-    def unmark(self) -> nn.Module:
-        del self._factory
-        self.__class__ = type(self).__mro__[2]
-        assert isinstance(self, nn.Module)
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        # By now PyTorch's own hook has given the parameters their size.
-        old = copy.copy(self)
-        factory = old.__dict__.pop("_factory")
-        assert isinstance(old, _LazyNormBase)
-        old.__class__ = type(self).__mro__[2].cls_to_become
-        old.num_features = x.shape[1]  # unset where a checkpoint gave the sizes, or nothing has one
-        new = _converted(old, "lazy layer", factory)
-        self.__class__ = type(new)
-        object.__setattr__(self, "__dict__", new.__dict__)
-        if is_frozen(new):
-            freeze(self)
-        return type(self).forward(self, x)
-
-
-class _LazyBatchNorm1d(_BecomesConverted, nn.LazyBatchNorm1d): ...  # type: ignore[misc]
-
-
-class _LazyBatchNorm2d(_BecomesConverted, nn.LazyBatchNorm2d): ...  # type: ignore[misc]
-
-
-class _LazyBatchNorm3d(_BecomesConverted, nn.LazyBatchNorm3d): ...  # type: ignore[misc]
-
-
-_LAZY: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LazyBatchNorm1d: _LazyBatchNorm1d,
-    nn.LazyBatchNorm2d: _LazyBatchNorm2d,
-    nn.LazyBatchNorm3d: _LazyBatchNorm3d,
-}
 
 
 def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
@@ -238,6 +177,8 @@ def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
 
 def _kind(old: nn.Module, name: str) -> tuple[type[nn.Module], bool]:
     """The BatchNorm class whose forward ``old`` has, and whether timm's dropout and activation follow it."""
+    if isinstance(old, _LazyNormBase):
+        raise InputError(f"{name!r} ({type(old).__name__}) has seen no input yet; run one forward first, then convert.")
     base = next((cls for cls in type(old).__mro__ if cls in _NDIM), None)
     if base is not None and getattr(old, "process_group", None) is not None:
         raise InputError(

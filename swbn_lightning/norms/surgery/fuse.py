@@ -12,8 +12,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import skip_init
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.norms.passes.rows import whiten
 from swbn_lightning.norms.surgery.dataflow import TRANSPOSED, find_dataflow, is_norm
 from swbn_lightning.norms.surgery.replace import move_hooks, replace_modules
 
@@ -112,7 +112,7 @@ class PointwiseConv(nn.Module):
 
 @fx.wrap  # one node to whoever traces a fused network
 def _pointwise_convolution(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
-    return WF.whiten(x, matrix, None, bias)
+    return whiten(x, matrix, None, bias)
 
 
 class _Folded(nn.Identity):

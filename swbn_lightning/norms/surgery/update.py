@@ -70,6 +70,7 @@ def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any
             raise InputError("the loader gave no batch that is finite, so there is nothing to compute statistics from.")
         for norm, average in averages.items():
             norm.whitening_matrix.copy_(average)
+            norm.first_runs.forget()
         restore(set(norms) - set(reached))
 
 

@@ -10,8 +10,8 @@ from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
+from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.reading import finite
-from swbn_lightning.whiteness.plots import to_png
 
 TEMPLATE = "page.html.jinja"
 Part = dict[str, Any]  # its `kind` says how the template shows it

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.writing import replacing, write_whole
 from swbn_lightning.runs.curves import (
     MEASURES,
@@ -20,7 +21,6 @@ from swbn_lightning.runs.curves import (
 from swbn_lightning.runs.study.cells import Cell, short_names
 from swbn_lightning.runs.study.observations import quantities
 from swbn_lightning.runs.study.running import finished_training
-from swbn_lightning.whiteness.plots import to_png
 
 
 def draw(cells: Sequence[Cell], observed: pd.DataFrame, folder: Path) -> list[Path]:

@@ -9,8 +9,12 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.training.lightning_internals import (
+    begin_validation_anew,
+    in_the_midst_of_a_step,
+    leave_out_the_batch_under_way,
+)
 
-_State = dict[str, Any]
 GRADIENTS = "accumulated_gradients"
 
 
@@ -29,16 +33,21 @@ class LastCheckpoint(ModelCheckpoint):
 
     def __init__(self) -> None:
         super().__init__(
-            filename="last", monitor=None, every_n_epochs=1, save_on_train_epoch_end=True, enable_version_counter=False
+            filename="last",
+            monitor=None,
+            every_n_epochs=1,
+            save_on_train_epoch_end=True,
+            save_on_exception=True,
+            enable_version_counter=False,
         )
         self._gradients: dict[str, Tensor] = {}
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        _leave_out_the_batch_under_way(trainer, checkpoint)
+        leave_out_the_batch_under_way(trainer, checkpoint)
         # `trainer.training` is false in a validation in the midst of an accumulated step.
-        if trainer.world_size == 1 and trainer.state.fn == "fit" and trainer.fit_loop.epoch_loop._should_accumulate():
+        if trainer.world_size == 1 and trainer.state.fn == "fit" and in_the_midst_of_a_step(trainer):
             gradients = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
             checkpoint[GRADIENTS] = gradients
 
@@ -61,34 +70,21 @@ class LastCheckpoint(ModelCheckpoint):
         self._gradients = {}
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt) and self._last_checkpoint_saved:
-            rank_zero_info(f"Interrupted; go on from the last epoch with --ckpt_path {self._last_checkpoint_saved}")
+        if isinstance(exception, KeyboardInterrupt) and self.best_model_path:
+            rank_zero_info(f"Interrupted; go on from the last epoch with --ckpt_path {self.best_model_path}")
         probing = trainer.sanity_checking or trainer.fast_dev_run  # type: ignore[attr-defined]
         if not isinstance(exception, SIGTERMException) or trainer.state.fn != "fit" or probing:
             return
-        accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
-        if self._should_skip_saving_checkpoint(trainer) and not (accumulating and trainer.world_size == 1):
-            return  # an epoch has just ended
-        if trainer.world_size > 1 and accumulating:
+        if trainer.world_size > 1 and in_the_midst_of_a_step(trainer):
             rank_zero_info("Stopped between two batches of one optimiser step: last.ckpt stays that of the last epoch.")
             return
         if trainer.validating:
-            _begin_validation_anew(trainer)
-        self._save_checkpoint(trainer, self.format_checkpoint_name(self._monitor_candidates(trainer)))
-        rank_zero_info(f"Stopped by SIGTERM; go on with --ckpt_path {self._last_checkpoint_saved}")
-
-
-def _leave_out_the_batch_under_way(trainer: pl.Trainer, checkpoint: _State) -> None:
-    """A save from a signal handler (SLURM's SIGUSR1) comes in the middle of a step: its batch is to be had again."""
-    processed = trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
-    for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
-        if "batches" in state:
-            state["batches"] = min(state["batches"], processed)
-
-
-def _begin_validation_anew(trainer: pl.Trainer) -> None:
-    """Mark a validation that was broken off as one of which no batch has been: its results so far are not kept."""
-    progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
-    progress.reset()
-    # What Lightning takes for a validation to be gone on with: one batch begun, none of this run done.
-    progress.total.ready = progress.total.started = 1  # type: ignore[attr-defined]
+            begin_validation_anew(trainer)
+        path = self.format_checkpoint_name({})
+        if in_the_midst_of_a_step(trainer):
+            trainer.save_checkpoint(path)
+        elif trainer.global_step:
+            super().on_exception(trainer, pl_module, exception)  # unless the step's is there, after an epoch's end
+        else:
+            return
+        rank_zero_info(f"Stopped by SIGTERM; go on with --ckpt_path {path}")

@@ -168,7 +168,7 @@ class StopOnNonFinite(pl.Callback):
 
     def _stop(self, trainer: pl.Trainer, what: str, origin: str | None) -> None:
         kept = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]  # type: ignore[attr-defined]
-        last = next((c._last_checkpoint_saved for c in reversed(kept) if c._last_checkpoint_saved), None)
+        last = next((c.best_model_path for c in reversed(kept) if c.best_model_path), None)
         begins = f": {origin}" if origin else ""
         raise InputError(
             f"training stopped in epoch {trainer.current_epoch} at global step {trainer.global_step}: {what}{begins}. "

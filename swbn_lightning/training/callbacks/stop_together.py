@@ -9,6 +9,13 @@ import torch.distributed as dist
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
+from swbn_lightning.training.lightning_internals import (
+    answer_sigterm,
+    answer_sigterm_as_usual,
+    in_the_midst_of_a_step,
+    stop_at_next_step,
+)
+
 
 class StopTogether(pl.Callback):
     """Has all processes of a distributed training stop at the same step as soon as one of them gets SIGTERM.
@@ -38,10 +45,9 @@ class StopTogether(pl.Callback):
             return
         self._group = dist.new_group(backend="gloo")
         self._noted = False
-        # Lightning has not begun to listen yet: it will have this called, where its own would be.
-        trainer._signal_connector._sigterm_notifier_fn = self._note  # type: ignore[method-assign]
+        answer_sigterm(trainer, self._note)
 
-    def _note(self, signum: int, _: FrameType | None) -> None:
+    def _note(self, signum: int, _: FrameType) -> None:
         self._noted = True
 
     def on_train_batch_end(
@@ -60,18 +66,14 @@ class StopTogether(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._agreed:
-            self._stop(trainer, False)  # Lightning would break it off after a batch
+            stop_at_next_step(trainer, False)  # Lightning would break it off after a batch
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._stop_between_steps(trainer)
 
     def _stop_between_steps(self, trainer: pl.Trainer) -> None:
-        if self._agreed and not trainer.fit_loop.epoch_loop._should_accumulate():
-            self._stop(trainer)
-
-    def _stop(self, trainer: pl.Trainer, stop: bool = True) -> None:
-        """What Lightning reads between two steps, and ends the training by."""
-        trainer._signal_connector.received_sigterm = stop
+        if self._agreed and not in_the_midst_of_a_step(trainer):
+            stop_at_next_step(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         # After any but SIGTERM's a process may be alone: what is under way is not waited for.
@@ -85,7 +87,7 @@ class StopTogether(pl.Callback):
             if self._reduction is not None:
                 self._reduction.wait()
             dist.destroy_process_group(self._group)
-        vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)
+        answer_sigterm_as_usual(trainer)
         self._group = self._reduction = None
         self._notes = torch.zeros(1, dtype=torch.int32)
         self._noted = self._agreed = False

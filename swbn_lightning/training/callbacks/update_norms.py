@@ -1,8 +1,7 @@
 """What Lightning's weight averaging leaves to do where layers keep statistics of batches."""
 
-import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import update_norms
 from swbn_lightning.norms.surgery.update import updated_norms
+from swbn_lightning.training.lightning_internals import averaged_copy, training_batches
 from swbn_lightning.training.module import training_forward
 
 CHECKPOINT = "averaged.ckpt"
@@ -68,27 +68,22 @@ class UpdateNorms(pl.Callback):
                 self.forward(pl_module, batch)
 
         try:
-            update_norms(self._batches(trainer), pl_module, forward)
+            update_norms(training_batches(trainer, self._number(trainer)), pl_module, forward)
         except InputError as error:  # what was trained shall not be lost for it
             rank_zero_warn(f"UpdateNorms has left the statistics as they were: {error}")
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             # It goes on to validate and save its own copy of the average, which has the buffers from before.
-            average = callback._average_model if isinstance(callback, WeightAveraging) else None
+            average = averaged_copy(callback) if isinstance(callback, WeightAveraging) else None
             if average is not None:
-                average.module.load_state_dict(pl_module.state_dict())
+                average.load_state_dict(pl_module.state_dict())
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         if folder is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             path = os.path.join(folder, CHECKPOINT)  # noqa: PTH118 (it may be the address of a bucket)
             trainer.save_checkpoint(path)
             rank_zero_info(f"Weights and normalisation statistics of the end of training: {path}")
 
-    def _batches(self, trainer: pl.Trainer) -> Iterator[Any]:
-        """Batches as they arrive in ``training_step``: on the device, after the transfer hooks, in its precision."""
-        each = trainer.num_training_batches if self.num_batches is None else self.num_batches
-        loader = trainer.fit_loop._combined_loader  # of one data loader or several, as training has it
-        assert loader is not None
-        for batch, _, _ in itertools.islice(loader, None if each == float("inf") else int(each)):
-            batch = trainer.precision_plugin.convert_input(batch)
-            batch = trainer.lightning_module._on_before_batch_transfer(batch)
-            yield trainer.strategy.batch_to_device(batch)
+    def _number(self, trainer: pl.Trainer) -> int | None:
+        """Of batches; None for all that there are."""
+        number = trainer.num_training_batches if self.num_batches is None else self.num_batches
+        return None if number == float("inf") else int(number)

@@ -1,22 +1,18 @@
-"""SWBN's training pass by kernels: what stands in for the stock operators where :mod:`.kernels` says so."""
+"""A pass by kernels."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.base import without_autocast
-from swbn_lightning.norms.closed_form import is_transformed, whiten_standardized
-from swbn_lightning.norms.kernels import launch
-
-if TYPE_CHECKING:
-    from swbn_lightning.norms.swbn import SWBN
+from swbn_lightning.norms.passes.kernels import launch
+from swbn_lightning.norms.passes.rows import as_rows, is_transformed, scaled, without_autocast
+from swbn_lightning.norms.passes.stock import whiten_standardized
 
 
-class Batch:
-    """A batch with its statistics, which is standardised wherever it is read and never as a whole.
+class KernelBatch:
+    """A :class:`.StandardizedBatch` that is standardised wherever it is read and never as a whole.
 
     Args:
         x: ``[N, C, ...]``, its channels last in memory.
@@ -24,26 +20,15 @@ class Batch:
     """
 
     def __init__(self, x: Tensor, eps: float) -> None:
-        self.rows = WF.as_rows(x)
-        self.mean, self.variance, self.rstd = launch.moments(self.rows, eps)
+        self._x, rows = x, as_rows(x).detach()
+        self._rows, self.samples = rows, rows.shape[0]
+        self.mean, self.variance, self._rstd = launch.moments(rows, eps)
 
-    def covariance(self, rows: Tensor, num_groups: int) -> Tensor:
-        """``S`` of ``rows``, all or some of the batch's; as :func:`.functional.covariance` of standardised ones."""
-        assert num_groups == 1
-        return launch.covariance(rows, self.mean, self.rstd)
+    def covariance(self) -> Tensor:
+        return launch.covariance(self._rows, self.mean, self._rstd)
 
-
-def whiten(x: Tensor, batch: Batch, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``gamma * (W xs) + beta`` with the gradient through mean and variance: :func:`.closed_form.whiten_standardized`.
-
-    Args:
-        x: ``[N, C, ...]``.
-        batch: its statistics.
-        w: the whitening matrix, ``[1, C, C]``; a constant.
-        weight: gamma, ``[C]``, or None.
-        bias: beta, ``[C]``, or None.
-    """
-    return _Whiten.apply(x, weight, bias, batch.mean, batch.rstd, w)
+    def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return _Whiten.apply(self._x, weight, bias, self.mean, self._rstd, w)
 
 
 class _Whiten(torch.autograd.Function):
@@ -51,7 +36,7 @@ class _Whiten(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor, w: Tensor
     ) -> Tensor:
-        matrix = WF.scaled(w, weight)[0].to(x.dtype)
+        matrix = scaled(w, weight)[0].to(x.dtype)
         ctx.save_for_backward(x, weight, mean, rstd, w, matrix)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return launch.output(x, mean, rstd, matrix, bias)
@@ -78,7 +63,7 @@ def _by_stock_operators(
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         with torch.no_grad():
-            rows = WF.as_rows(x)
+            rows = as_rows(x)
             xs = ((rows - mean) * rstd).to(x.dtype)
         bias = None
         if ctx.bias_dtype is not None:  # beta's gradient does not depend on its value
@@ -88,14 +73,3 @@ def _by_stock_operators(
         inputs = [tensor for tensor, needed in of_which if needed and tensor is not None]
         found = iter(torch.autograd.grad(y, inputs, grad, create_graph=differentiable))
     return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
-
-
-def update_state(norm: "SWBN", mean: Tensor, variance: Tensor, s: Tensor | None, samples: int) -> Tensor:
-    """What :meth:`SWBN._update_state` does, in two launches."""
-    running = None
-    if norm.num_batches_tracked is not None and norm.track_running_stats:
-        running = norm.get_buffer("running_mean"), norm.get_buffer("running_var"), norm.num_batches_tracked
-    return launch.update_state(
-        norm.whitening_matrix, s, mean, variance, running, norm.num_batches_rejected, norm.num_batches_small,
-        samples < norm.num_features // norm.num_groups, norm.criterion, norm.step_size, norm.momentum,
-    )  # fmt: skip

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms import kernels, products
-from swbn_lightning.norms.kernels import channel_kernels as C
-from swbn_lightning.norms.kernels import sample_kernels as S
+from swbn_lightning.norms.passes import kernels
+from swbn_lightning.norms.passes.kernels import channel_kernels as C
+from swbn_lightning.norms.passes.kernels import sample_kernels as S
+from swbn_lightning.norms.passes.rows import as_rows, empty_like_rows
 
 _MOST_PARTS = 512  # one program merges them
 
@@ -78,7 +78,7 @@ def moments(rows: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def covariance(rows: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """``xs^T xs / n`` of ``[n, d]``, ``[1, d, d]``; the rows may be every k-th of a larger tensor."""
+    """``xs^T xs / n`` of ``[n, d]``, ``[1, d, d]``."""
     n, d = rows.shape
     options = blocks("covariance", d, rows.dtype)
     tiles = _ceil(d, options["BLOCK_D"])
@@ -86,10 +86,9 @@ def covariance(rows: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     each, parts = _shares(n, options["BLOCK_N"], _programs(rows.device) // tiles)
     partial = rows.new_empty((parts, d, d), dtype=torch.float32)
     s = rows.new_empty((1, d, d), dtype=torch.float32)
-    step = rows.stride(0) // d
     with _on(rows.device):
         _launch(
-            S.covariance_kernel, (tiles, parts), rows, mean, rstd, partial, n, each, step,
+            S.covariance_kernel, (tiles, parts), rows, mean, rstd, partial, n, each,
             d=d, PRECISION=_precision(), **options,
         )  # fmt: skip
         merge = blocks("merge_covariance", d, rows.dtype)
@@ -100,9 +99,9 @@ def covariance(rows: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 def output(x: Tensor, mean: Tensor, rstd: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """``xs A^T + beta`` in shape, layout and dtype of ``x``, with ``A`` of ``[d, d]`` in its dtype."""
-    rows = WF.as_rows(x)
+    rows = as_rows(x)
     n, d = rows.shape
-    y = products.empty_like_rows(rows, x.shape, True)
+    y = empty_like_rows(rows, x.shape, True)
     options = blocks("output", d, x.dtype)
     grid = (_ceil(n, options["BLOCK_N"]) * _ceil(d, options["BLOCK_D"]),)
     with _on(x.device):
@@ -123,7 +122,7 @@ def gradients(
     needed: tuple[bool, torch.dtype | None, torch.dtype | None],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of x, gamma and beta, from that of the output; ``needed``: of x or not, the dtypes of the others or None."""
-    rows, g = WF.as_rows(x), WF.as_rows(grad).contiguous()
+    rows, g = as_rows(x), as_rows(grad).contiguous()
     n, d = rows.shape
     of_x, of_weight, of_bias = needed
     options = blocks("cross", d, x.dtype)
@@ -147,7 +146,7 @@ def gradients(
         )  # fmt: skip
         if not of_x:
             return None, grad_weight, grad_bias
-        dx = products.empty_like_rows(rows, x.shape, True)
+        dx = empty_like_rows(rows, x.shape, True)
         options = blocks("gradient", d, x.dtype)
         grid = (_ceil(n, options["BLOCK_N"]) * _ceil(d, options["BLOCK_D"]),)
         _launch(
@@ -174,7 +173,7 @@ def direction(w: Tensor, s: Tensor, criterion: str) -> tuple[Tensor, Tensor]:
 
 def update_state(
     w: Tensor,
-    s: Tensor | None,
+    s: Tensor,
     mean: Tensor,
     variance: Tensor,
     running: tuple[Tensor, Tensor, Tensor] | None,
@@ -189,7 +188,7 @@ def update_state(
 
     Args:
         w: ``whitening_matrix``, ``[g, d, d]``; written.
-        s: covariance of the batch, ``[g, d, d]``, or None for no step of W.
+        s: covariance of the batch, ``[g, d, d]``.
         mean: of the batch, ``[C]``.
         variance: of the batch, ``[C]``.
         running: running mean, running variance and the count of accepted batches, which are written; or None.
@@ -202,7 +201,7 @@ def update_state(
     """
     groups, width, _ = w.shape
     out = torch.empty_like(w)
-    change, squares = (out, mean) if s is None else direction(w, s, criterion)
+    change, squares = direction(w, s, criterion)
     running_mean, running_var, tracked = running or (mean, variance, rejected)
     options = blocks("state", width, w.dtype)
     count = _ceil(width, blocks("direction", width, w.dtype)["BLOCK_R"])
@@ -210,7 +209,7 @@ def update_state(
         _launch(
             C.state_kernel, (1,), w, change, squares, out, mean, variance, running_mean, running_var, tracked,
             rejected, small, step_size, momentum or 0.0, int(few),
-            groups=groups, width=width, blocks=count, STEP=s is not None, FRO=criterion == "fro",
+            groups=groups, width=width, blocks=count, FRO=criterion == "fro",
             TRACK=running is not None, AVERAGE=momentum is None, BLOCK_B=_power(count), **options,
         )  # fmt: skip
     # Kernels write unseen by autograd, which refuses a backward that needs what was overwritten.

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from swbn_lightning.norms.kernels.sample_kernels import channel, product
+from swbn_lightning.norms.passes.kernels.sample_kernels import channel, product
 
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32: what is not above it is finite
 SMALLEST = tl.constexpr(1.1754943508222875e-38)
@@ -85,7 +85,7 @@ def _mixed(running, value, factor, accepted):
 def state_kernel(
     w, direction, squares, out, mean, variance, running_mean, running_var, tracked, rejected, small,
     step_size, momentum, few,
-    groups: tl.constexpr, width: tl.constexpr, blocks: tl.constexpr, STEP: tl.constexpr, FRO: tl.constexpr,
+    groups: tl.constexpr, width: tl.constexpr, blocks: tl.constexpr, FRO: tl.constexpr,
     TRACK: tl.constexpr, AVERAGE: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -99,34 +99,28 @@ def state_kernel(
         columns = start + tl.arange(0, BLOCK_C)
         bad += _not_finite(channel(mean, columns, CHANNELS)) + _not_finite(channel(variance, columns, CHANNELS))
     element = tl.arange(0, BLOCK_W * BLOCK_W)
-    if STEP:
-        inner = tl.arange(0, BLOCK_W)
-        share = tl.arange(0, BLOCK_B)
-        for group in range(groups):
-            norm = 1.0
-            if FRO:
-                parts = tl.load(squares + group * blocks + share, mask=share < blocks, other=0.0)
-                norm = tl.sqrt(tl.sum(parts, 0))
-                norm = tl.where(norm < SMALLEST, SMALLEST, norm)  # 0 where it is 0, NaN where it is NaN
-            first = group * width * width
-            for i in range(TILES):
-                for j in range(i + 1):
-                    rows, columns = i * BLOCK_W + inner, j * BLOCK_W + inner
-                    below = first + rows[:, None] * width + columns[None, :]
-                    above = first + columns[:, None] * width + rows[None, :]
-                    there = (rows < width)[:, None] & (columns < width)[None, :]
-                    mirrored = (columns < width)[:, None] & (rows < width)[None, :]
-                    values = _stepped(w, direction, below, there, step_size, norm)
-                    values += tl.trans(_stepped(w, direction, above, mirrored, step_size, norm))
-                    values = values / 2
-                    bad += _not_finite(values)
-                    tl.store(out + below, values, mask=there)
-                    tl.store(out + above, tl.trans(values), mask=mirrored)
-    else:
-        for start in range(0, SIZE, BLOCK_W * BLOCK_W):
-            values = tl.load(w + start + element, mask=start + element < SIZE, other=0.0)
-            bad += _not_finite(values)
-            tl.store(out + start + element, values, mask=start + element < SIZE)
+    inner = tl.arange(0, BLOCK_W)
+    share = tl.arange(0, BLOCK_B)
+    for group in range(groups):
+        norm = 1.0
+        if FRO:
+            parts = tl.load(squares + group * blocks + share, mask=share < blocks, other=0.0)
+            norm = tl.sqrt(tl.sum(parts, 0))
+            norm = tl.where(norm < SMALLEST, SMALLEST, norm)  # 0 where it is 0, NaN where it is NaN
+        first = group * width * width
+        for i in range(TILES):
+            for j in range(i + 1):
+                rows, columns = i * BLOCK_W + inner, j * BLOCK_W + inner
+                below = first + rows[:, None] * width + columns[None, :]
+                above = first + columns[:, None] * width + rows[None, :]
+                there = (rows < width)[:, None] & (columns < width)[None, :]
+                mirrored = (columns < width)[:, None] & (rows < width)[None, :]
+                values = _stepped(w, direction, below, there, step_size, norm)
+                values += tl.trans(_stepped(w, direction, above, mirrored, step_size, norm))
+                values = values / 2
+                bad += _not_finite(values)
+                tl.store(out + below, values, mask=there)
+                tl.store(out + above, tl.trans(values), mask=mirrored)
     count = tl.load(tracked)
     tl.debug_barrier()  # what is read below was written above by other threads, and the counter is read by all
     accepted = bad == 0

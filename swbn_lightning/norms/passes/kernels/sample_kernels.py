@@ -88,12 +88,12 @@ def merge_moments_kernel(
     tl.store(rstd + columns, tl.rsqrt(spread + eps), mask=columns < d)
 
 
-@triton.jit(do_not_specialize=["n", "rows_each", "step"])
+@triton.jit(do_not_specialize=["n", "rows_each"])
 def covariance_kernel(
-    x, mean, rstd, partial, n, rows_each, step,
+    x, mean, rstd, partial, n, rows_each,
     d: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``xs^T xs`` of each part of every ``step``-th row; the blocks on and below the diagonal alone."""
+    """``xs^T xs`` of each part of the rows; the blocks on and below the diagonal alone."""
     tile, part = tl.program_id(0), tl.program_id(1)
     TILES: tl.constexpr = (d + BLOCK_D - 1) // BLOCK_D
     i = 0
@@ -105,12 +105,12 @@ def covariance_kernel(
     left_mean, left_rstd = channel(mean, left, d), channel(rstd, left, d)
     right_mean, right_rstd = channel(mean, right, d), channel(rstd, right, d)
     count = tl.minimum(rows_each, n - part * rows_each)
-    x += part * rows_each * step * d
+    x += part * rows_each * d
     rows = tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_D, BLOCK_D], tl.float32)
     for start in range(0, rows_each, BLOCK_N):
         inside = (start + rows < count)[:, None]
-        line = x + (start + rows)[:, None] * step * d
+        line = x + (start + rows)[:, None] * d
         a = tl.load(line + left[None, :], mask=inside & (left < d)[None, :], other=0.0)
         a = _standardize(a, left_mean, left_rstd, inside)
         if TILES == 1:

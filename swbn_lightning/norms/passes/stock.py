@@ -1,43 +1,89 @@
-"""The layers' training passes as autograd functions with the backward written out.
+"""Passes out of PyTorch's operators, as autograd functions with the backward written out.
 
 An activation is ``rows`` here, ``[n, d]`` with a sample a row: a view of a channels_last tensor, one copy of a
 contiguous one. Each function keeps one tensor of the activation's size, as BatchNorm does. Backward passes are made
 of differentiable operations on what the function put out, so that derivatives of any order are right.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms import products
-from swbn_lightning.norms.base import without_autocast
-from swbn_lightning.norms.distributed import all_reduce, merge_covariance, merge_mean
+from swbn_lightning.norms.passes.processes import all_reduce, merge_covariance, merge_mean
+from swbn_lightning.norms.passes.rows import (
+    accumulation_dtype,
+    as_rows,
+    batch_mean,
+    channels_are_last,
+    empty_like_rows,
+    gram,
+    multiply,
+    multiply_into,
+    per_channel,
+    scaled,
+    subtract,
+    without_autocast,
+)
+
+_PART_BYTES = 2**20  # of rows that are squared at a time
 
 
-def is_transformed() -> bool:
-    """Whether a forward runs under what autograd functions of one's own do not support.
+class StockStandardized:
+    """A :class:`.StandardizedBatch`.
 
-    Tracing by ``torch.jit``, ``torch.export``, transforms by ``torch.func`` and forward-mode derivatives: there the
-    layers use the plain formulas, whose backward is autograd's.
+    On a CPU the rows are centred only, and the deviations folded into the matrices that they are multiplied by: no pass
+    over the rows divides by them.
     """
-    tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
-    return tracing or torch.autograd.forward_ad._current_level >= 0
+
+    def __init__(self, x: Tensor, num_groups: int, eps: float) -> None:
+        self._x, self._num_groups = x, num_groups
+        with torch.no_grad():
+            rows = as_rows(x)
+            self.samples = rows.shape[0]
+            self._centred = x.device.type == "cpu" and x.dtype.itemsize >= 4
+            if self._centred:
+                self.mean = batch_mean(rows)
+                self._rows = rows - self.mean
+                self.variance = _sum_of_squares(self._rows) / (self.samples - 1)
+                self._rstd = torch.rsqrt(self.variance + eps)
+            else:
+                self._rows, self.mean, self.variance, self._rstd = _standardize(rows, eps)
+
+    def covariance(self) -> Tensor:
+        s = gram(self._rows, self._rows, self._num_groups) / self.samples
+        return scaled(scaled(s, self._rstd).mT, self._rstd) if self._centred else s
+
+    def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return whiten_standardized(self._x, self._rows, self._rstd, w, weight, bias, centred=self._centred)
 
 
-def laid_out_as(y: Tensor, x: Tensor) -> Tensor:
-    """``y`` with the strides that an operator on each value of ``x`` would give it.
+def _sum_of_squares(rows: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return rows.square().sum(0)
+    # Part by part, a second tensor of this size being more than the layer otherwise needs.
+    part = max(1, _PART_BYTES // (rows.shape[1] * rows.element_size()))
+    total = rows.new_zeros(rows.shape[1])
+    for values in rows.split(part):
+        total += values.square().sum(0)
+    return total
 
-    Where a dimension is 1 several strides mean the same places, and what comes next reads a memory format off them.
-    A copy where they differ: a view would not let what comes next work in place. Not in a program that is traced or
-    compiled, nor in a transform.
+
+def _standardize(rows: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``xs [n, C]``, mean, unbiased variance and ``1 / sqrt(variance + eps)``, by BatchNorm's own fused operator.
+
+    The operator divides by ``sqrt(b + e)`` with the *biased* variance ``b``; with ``r = (n - 1) / n``, ``b = r v`` and
+    ``e = r eps`` that is ``sqrt(r) sqrt(v + eps)``, so a constant weight of ``sqrt(r)`` makes it the paper's.
     """
-    if y.stride() == x.stride() or torch.compiler.is_compiling() or is_transformed():
-        return y
-    if y.stride() == torch.empty_like(x, device="meta").stride():  # `x` has holes
-        return y
-    return torch.empty_like(x, dtype=y.dtype).copy_(y)
+    ratio = (rows.shape[0] - 1) / rows.shape[0]
+    dtype = accumulation_dtype(rows.dtype)
+    weight = torch.full((rows.shape[1],), math.sqrt(ratio), dtype=dtype, device=rows.device)
+    xs, mean, inverse = torch.native_batch_norm(rows, weight, None, None, None, True, 0.0, ratio * eps)
+    # torch.compile takes them for 16 bit on a CPU; they are not.
+    mean, inverse = mean.to(dtype), inverse.to(dtype)
+    variance = inverse.pow(-2).div_(ratio).sub_(eps).clamp_(min=0)
+    return xs, mean, variance, inverse * math.sqrt(ratio)
 
 
 def whiten_standardized(
@@ -93,27 +139,25 @@ class _WhitenStandardized(torch.autograd.Function):
         total: Tensor | None,
         centred: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        y = products.empty_like_rows(rows, x.shape, WF.channels_are_last(x))
-        a = WF.scaled(w, weight)
+        y = empty_like_rows(rows, x.shape, channels_are_last(x))
+        a = scaled(w, weight)
         a = _times(a, rstd) if centred else a
-        return products.multiply_into(y, a, rows, bias), rows.detach(), rstd.detach()
+        return multiply_into(y, a, rows, bias), rows.detach(), rstd.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         x, weight, bias, _, _, w, total, ctx.centred = inputs
         ctx.save_for_backward(weight, w, *output[1:])
         ctx.total = total
-        ctx.last = WF.channels_are_last(x)
+        ctx.last = channels_are_last(x)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.shape = x.shape
+        ctx.shape, ctx.device_type = x.shape, x.device.type
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None) -> tuple[Any, ...]:
-        weight, w, rows, rstd = ctx.saved_tensors  # once: checkpointing allows no more
-        with without_autocast(rows.device.type):
-            grads = _gradients(ctx, grad, weight, w, rows, rstd, grad_rows, grad_rstd)
-        return *grads, None, None, None, None, None
+        with without_autocast(ctx.device_type):
+            return *_gradients(ctx, grad, grad_rows, grad_rstd), None, None, None, None, None
 
 
 def _times(a: Tensor, columns: Tensor) -> Tensor:
@@ -122,45 +166,21 @@ def _times(a: Tensor, columns: Tensor) -> Tensor:
 
 
 def _gradients(
-    ctx: Any,
-    grad: Tensor | None,
-    weight: Tensor | None,
-    w: Tensor,
-    rows: Tensor,
-    rstd: Tensor,
-    grad_rows: Tensor | None,
-    grad_rstd: Tensor | None,
+    ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of x, gamma and beta."""
-    g = torch.zeros_like(rows) if grad is None else WF.as_rows(grad)
-    p = WF.gram(g, rows, w.shape[0]).to(w.dtype)
+    weight, w, rows, rstd = ctx.saved_tensors  # once: checkpointing allows no more
+    g = torch.zeros_like(rows) if grad is None else as_rows(grad)
+    p = gram(g, rows, w.shape[0]).to(w.dtype)
     p = _times(p, rstd) if ctx.centred else p
     sums = g.sum(0, dtype=w.dtype)
-    grad_weight = grad_bias = grad_x = None
-    if weight is not None:
-        grad_weight = (w * p).sum(-1).reshape(-1).to(weight.dtype)
-    if ctx.bias_dtype is not None:
-        grad_bias = sums.to(ctx.bias_dtype)
-    if ctx.needs_input_grad[0]:
-        a = WF.scaled(w, weight)
-        s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).reshape(-1)
-        s2 = (a * p).sum(-2).reshape(-1)
-        grad_x = _standardize_backward(ctx, g, a, rows, rstd, s1, s2, grad_rows, grad_rstd)
-    return grad_x, grad_weight, grad_bias
-
-
-def _standardize_backward(
-    ctx: Any,
-    g: Tensor,
-    a: Tensor,
-    rows: Tensor,
-    rstd: Tensor,
-    s1: Tensor,
-    s2: Tensor,
-    grad_rows: Tensor | None,
-    grad_rstd: Tensor | None,
-) -> Tensor:
-    """``dL/dx`` from ``G`` and the sums of ``G A`` and ``G A * xs``."""
+    grad_weight = None if weight is None else (w * p).sum(-1).reshape(-1).to(weight.dtype)
+    grad_bias = None if ctx.bias_dtype is None else sums.to(ctx.bias_dtype)
+    if not ctx.needs_input_grad[0]:
+        return None, grad_weight, grad_bias
+    a = scaled(w, weight)
+    s1 = (a.mT @ sums.view(w.shape[0], -1, 1)).reshape(-1)
+    s2 = (a * p).sum(-2).reshape(-1)
     if grad_rows is not None:
         if ctx.centred:  # as of `rows / rstd`, whose part through rstd is not among them
             grad_rows = grad_rows / rstd
@@ -181,32 +201,33 @@ def _standardize_backward(
     rest = torch.addcmul((s1 * scale / -n).to(rows.dtype), rows, slope.to(rows.dtype))
     if grad_rows is not None:
         rest = rest + (grad_rows * scale).to(rest.dtype)
-    grad_x = products.multiply(_times(a, scale).mT, g, rest, ctx.shape, ctx.last)
-    return grad_x if after is None else (grad_x * WF.per_channel(after, grad_x)).to(rows.dtype)
+    grad_x = multiply(_times(a, scale).mT, g, rest, ctx.shape, ctx.last)
+    grad_x = grad_x if after is None else (grad_x * per_channel(after, grad_x)).to(rows.dtype)
+    return grad_x, grad_weight, grad_bias
 
 
-def center(
-    x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A batch, or this process's part of it, centred, and its covariance; the gradient goes through both.
+class StockCentred:
+    """A :class:`.Batch` whose covariance and output have gradients, the one through mean and covariance.
 
     With ``xc = x - mean`` and ``S = xc^T xc / n``, from ``G = dL/dxc`` and ``H = dL/dS``::
 
         dL/dx = G + xc (H + H^T) / n - sum(G) / n
 
     The mean's gradient through ``S`` is the sum of the second term over all samples, which is 0 as that of ``xc`` is.
-
-    Args:
-        x: ``[N, C, ...]``; with ``synchronized`` its samples may be fewer here than elsewhere, or none.
-        num_groups: blocks of channels whose covariances are taken apart.
-        synchronized: use the statistics of the batch on all processes: two collectives, and one backward.
-        dtype: of ``S`` and of what is exchanged, the same in all processes; by default float32 or better.
-
-    Returns:
-        ``xc [n, C]`` as rows, in the dtype of ``x``; ``S [g, C/g, C/g]``, divided by the number of samples; the mean
-        ``[C]`` and the number of samples ``[]`` (of all processes), which carry no gradient.
     """
-    return _Center.apply(x, num_groups, synchronized, dtype or WF.accumulation_dtype(x.dtype))
+
+    synchronized = False
+
+    def __init__(self, x: Tensor, num_groups: int, dtype: torch.dtype) -> None:
+        self._x = x
+        self._rows, self._covariance, self.mean, total = _Center.apply(x, num_groups, self.synchronized, dtype)
+        self.samples: int | Tensor = total if self.synchronized else self._rows.shape[0]
+
+    def covariance(self) -> Tensor:
+        return self._covariance
+
+    def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return _Output.apply(self._rows, scaled(w, weight), bias, self._x.shape, channels_are_last(self._x))
 
 
 class _Center(torch.autograd.Function):
@@ -214,15 +235,15 @@ class _Center(torch.autograd.Function):
     def forward(
         x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        rows = WF.as_rows(x)
+        rows = as_rows(x)
         count = rows.shape[0]
-        mean = WF.batch_mean(rows)
+        mean = batch_mean(rows)
         total = mean.new_full((), count)
         if synchronized:
             mean, total = merge_mean(mean.to(dtype), count)
-            mean = mean.to(WF.accumulation_dtype(rows.dtype))
-        centred = WF.center(rows, mean)
-        s = WF.gram(centred, centred, num_groups, dtype) / max(count, 1)
+            mean = mean.to(accumulation_dtype(rows.dtype))
+        centred = subtract(rows, mean)
+        s = gram(centred, centred, num_groups, dtype) / max(count, 1)
         if synchronized:
             s = merge_covariance(s, count, total)
         return centred, s, mean, total
@@ -234,13 +255,13 @@ class _Center(torch.autograd.Function):
         ctx.save_for_backward(centred)
         ctx.mark_non_differentiable(mean, total)
         ctx.total = total
-        ctx.shape, ctx.last = x.shape, WF.channels_are_last(x)
+        ctx.shape, ctx.last = x.shape, channels_are_last(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         (centred,) = ctx.saved_tensors
         with without_autocast(centred.device.type):
-            wide = WF.accumulation_dtype(grad.dtype)
+            wide = accumulation_dtype(grad.dtype)
             sums, h = grad.sum(0, dtype=wide).to(grad_s.dtype), grad_s + grad_s.mT
             if ctx.synchronized:
                 merged = all_reduce(torch.cat([sums, h.flatten()]))
@@ -250,25 +271,16 @@ class _Center(torch.autograd.Function):
                 # H is of the gradient's size divided by the variance, soon below what float16 holds.
                 grad, centred = grad.to(wide), centred.to(wide)
                 rest = grad - (sums / n).to(wide)
-                dx = products.multiply(h / n, centred, rest, ctx.shape, ctx.last)
+                dx = multiply(h / n, centred, rest, ctx.shape, ctx.last)
                 return dx.to(torch.float16), None, None, None
             rest = grad - (sums / n).to(grad.dtype)
-            return products.multiply(h / n, centred, rest, ctx.shape, ctx.last), None, None, None
-
-
-def output(rows: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Tensor:
-    """``gamma * (W x) + beta`` of each row of ``[n, C]``, with the gradient through all of them.
-
-    Returns:
-        A tensor with the shape and layout of ``x`` and the dtype of ``rows``.
-    """
-    return _Output.apply(rows, WF.scaled(whitening_matrix, weight), bias, x.shape, WF.channels_are_last(x))
+            return multiply(h / n, centred, rest, ctx.shape, ctx.last), None, None, None
 
 
 class _Output(torch.autograd.Function):
     @staticmethod
     def forward(rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
-        return products.multiply_into(products.empty_like_rows(rows, shape, last), matrix, rows, bias)
+        return multiply_into(empty_like_rows(rows, shape, last), matrix, rows, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -280,8 +292,8 @@ class _Output(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         rows, matrix = ctx.saved_tensors
         with without_autocast(rows.device.type):
-            g = WF.as_rows(grad)
-            sums = None if ctx.bias_dtype is None else g.sum(0, dtype=WF.accumulation_dtype(g.dtype))
+            g = as_rows(grad)
+            sums = None if ctx.bias_dtype is None else g.sum(0, dtype=accumulation_dtype(g.dtype))
             grad_bias = None if sums is None else sums.to(ctx.bias_dtype)
-            grad_matrix = WF.gram(g, rows, matrix.shape[0]).to(matrix.dtype)
-            return products.multiply(matrix.mT, g, None, g.shape, True), grad_matrix, grad_bias, None, None
+            grad_matrix = gram(g, rows, matrix.shape[0]).to(matrix.dtype)
+            return multiply(matrix.mT, g, None, g.shape, True), grad_matrix, grad_bias, None, None

@@ -1,6 +1,6 @@
 """SWBN's training pass by kernels of its own, in Triton, on an NVIDIA GPU: off until switched on.
 
-    from swbn_lightning.norms.kernels import use_kernels
+    from swbn_lightning.norms import use_kernels
 
     use_kernels()                # from here on; or SWBN_KERNELS=1 in the environment
     with use_kernels(False):     # or for a part
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms.closed_form import is_transformed
+from swbn_lightning.norms.passes.rows import is_transformed
 
 MOST_CHANNELS = 512  # beyond, the products are bound by arithmetic, and the libraries' are the faster ones
 MOST_WIDTH = 256  # of a group, for W's step

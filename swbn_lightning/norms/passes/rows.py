@@ -1,9 +1,12 @@
 """Activations as rows, ``[n, C]`` with a sample a row: their layout in memory, their dtypes and their products."""
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -14,6 +17,46 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def widest_dtype(device: torch.device) -> torch.dtype:
     """float64, where the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Under autocast the products would be cast again, and the state with them.
+
+    Nothing at all where it is off, so that an exported network holds plain operators.
+    """
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
+
+
+def is_transformed() -> bool:
+    """Whether a forward runs under what autograd functions of one's own do not support.
+
+    Tracing by ``torch.jit``, ``torch.export``, transforms by ``torch.func`` and forward-mode derivatives: there the
+    layers use the plain formulas, whose backward is autograd's.
+    """
+    tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
+    return tracing or torch.autograd.forward_ad._current_level >= 0
+
+
+def num_samples(x: Tensor) -> int:
+    """``n``, the values a channel: ``N``, ``N * L`` or ``N * H * W``."""
+    return x.shape[0] * math.prod(x.shape[2:])
+
+
+def per_channel(values: Tensor, like: Tensor) -> Tensor:
+    """``[C]`` shaped so that it broadcasts over dimension 1 of ``like``."""
+    return values.view(1, -1, *([1] * (like.dim() - 2)))
+
+
+def batch_mean(x: Tensor) -> Tensor:
+    """Mean of each channel, ``[C]``."""
+    return x.to(accumulation_dtype(x.dtype)).mean([0, *range(2, x.dim())])
+
+
+def subtract(x: Tensor, mean: Tensor) -> Tensor:
+    """``x - mean`` per channel: in the arithmetic of ``mean``, returned in the dtype of ``x``."""
+    return (x - per_channel(mean, x)).to(x.dtype)
 
 
 def channels_are_last(x: Tensor) -> bool:
@@ -112,3 +155,46 @@ def empty_like_rows(rows: Tensor, shape: torch.Size, last: bool) -> Tensor:
     for size in reversed(shape[2:]):
         strides.append(strides[-1] * size)
     return rows.new_empty_strided(shape, (strides[-1], 1, *reversed(strides[:-1])))
+
+
+def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``gamma * (W xs) + beta`` (SWBN's Algorithm 1, steps 9 and 10), in the dtype and layout of ``xs``.
+
+    Gamma is folded into ``W``, so that it costs no pass over the activation.
+
+    Args:
+        xs: standardised activation, ``[N, C, ...]``.
+        whitening_matrix: ``[g, C/g, C/g]``.
+        weight: gamma, ``[C]``, or None for ones.
+        bias: beta, ``[C]``, or None for zeros.
+    """
+    groups, width, _ = whitening_matrix.shape
+    matrix = whitening_matrix.reshape(groups * width, width)
+    if weight is not None:
+        matrix = matrix * weight.to(matrix.dtype).unsqueeze(1)
+    matrix = matrix.to(xs.dtype)
+    bias = None if bias is None else bias.to(xs.dtype)
+    if xs.dim() == 2:
+        return F.conv1d(xs.unsqueeze(-1), matrix.unsqueeze(-1), bias, groups=groups).squeeze(-1)
+    # A convolution of size one: the one product that keeps contiguous and channels_last as they are.
+    if xs.dim() == 3:
+        return F.conv1d(xs, matrix.unsqueeze(-1), bias, groups=groups)
+    kernel = matrix[:, :, None, None]
+    if xs.dim() == 4:
+        return F.conv2d(xs, kernel, bias, groups=groups)
+    # On a CPU a 16-bit conv3d does not keep channels_last_3d; depth and height as one dimension is a view of both.
+    return F.conv2d(xs.flatten(2, 3), kernel, bias, groups=groups).unflatten(2, xs.shape[2:4])
+
+
+def laid_out_as(y: Tensor, x: Tensor) -> Tensor:
+    """``y`` with the strides that an operator on each value of ``x`` would give it.
+
+    Where a dimension is 1 several strides mean the same places, and what comes next reads a memory format off them.
+    A copy where they differ: a view would not let what comes next work in place. Not in a program that is traced or
+    compiled, nor in a transform.
+    """
+    if y.stride() == x.stride() or torch.compiler.is_compiling() or is_transformed():
+        return y
+    if y.stride() == torch.empty_like(x, device="meta").stride():  # `x` has holes
+        return y
+    return torch.empty_like(x, dtype=y.dtype).copy_(y)

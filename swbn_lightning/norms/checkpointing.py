@@ -1,0 +1,100 @@
+"""Activation checkpointing runs a training forward twice: the second run must change nothing and use the first's W."""
+
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+_LEAST, _BYTES = 4, 2**22  # of runs without a graph: so many are kept at least, and as many as take so much memory
+
+
+def is_recomputing() -> bool:
+    """Whether this forward runs to restore what checkpointing did not keep: inside a backward pass, as a rule."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch._C._current_graph_task_id() != -1:
+        return True
+    hooks = _hooks()  # outside a backward, when somebody looks at a saved tensor
+    return hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
+
+
+def _hooks() -> Any:
+    """The innermost hooks on saved tensors, by which checkpointing with ``use_reentrant=False`` works; or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def outside_selective_checkpointing() -> AbstractContextManager[Any]:
+    """For what only the first run does: selective checkpointing takes its n-th operator for the n-th of the second."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() == 0:
+        return nullcontext()
+    modes = _get_current_dispatch_mode_stack()
+    selective = any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)
+    return _disable_current_modes() if selective else nullcontext()
+
+
+class _Run:
+    def __init__(self, mean: Tensor, variance: Tensor, matrix: Tensor) -> None:
+        self.mean, self.variance, self.matrix = mean, variance, matrix
+        # Whether a backward pass has run it again and freed its graph; None: that is to be seen.
+        self.is_over = False if torch.is_grad_enabled() else None
+
+
+class FirstRuns:
+    """The W of a layer's training forwards, known by the statistics of their batches, while a backward may follow.
+
+    A run is kept as long as its graph. Where it has none, as with ``use_reentrant=True``, the last few are kept.
+    A copy or pickle of a layer starts empty.
+    """
+
+    def __init__(self) -> None:
+        self._with_graph: weakref.WeakSet[_Run] = weakref.WeakSet()
+        self._last: list[_Run] = []
+
+    def __reduce__(self) -> tuple[type["FirstRuns"], tuple[()]]:
+        return FirstRuns, ()
+
+    def note(self, mean: Tensor, variance: Tensor, matrix: Tensor, output: Tensor) -> None:
+        """Keep the ``matrix`` that made ``output``, if checkpointing may run this forward again."""
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return
+        if output.grad_fn is None and not torch.is_inference_mode_enabled():
+            kept = max(_LEAST, _BYTES // (matrix.numel() * matrix.element_size())) - 1
+            waiting = [run for run in self._last if not run.is_over]
+            self._last = [*waiting[-kept:], _Run(mean, variance, matrix)]
+        elif output.grad_fn is not None and _hooks() is not None:
+            run = _Run(mean, variance, matrix)
+            output.grad_fn.metadata[__name__] = run  # type: ignore[index]
+            self._with_graph.add(run)
+
+    def forget(self) -> None:
+        """No backward follows on the forwards without a graph."""
+        self._last.clear()
+
+    def find(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """The matrix of the first run on the batch with these statistics; an error where it cannot be told."""
+        known = (*self._with_graph, *self._last)
+        found = [run for run in known if _same(run.mean, mean) and _same(run.variance, variance)]
+        found = [run for run in found if not run.is_over] or found
+        if not found:
+            raise RuntimeError(
+                "a normalisation layer runs inside a backward pass on a batch that it has not seen in a forward under "
+                "torch.utils.checkpoint. What is checkpointed must give the same values again (preserve_rng_state=True "
+                "if it draws random numbers); with use_reentrant=True only the last few forwards are known."
+            )
+        # With a batch that is not finite the gradient is not finite either, whichever W it is.
+        if any(not torch.equal(run.matrix, found[0].matrix) for run in found) and variance.isfinite().all():
+            raise RuntimeError(
+                "under torch.utils.checkpoint a normalisation layer ran twice on the very same batch before the "
+                "backward: which of its two whitening matrices belongs to which run cannot be told."
+            )
+        if found[0].is_over is None:
+            found[0].is_over = not torch._C._autograd._get_current_graph_task_keep_graph()
+        return found[0].matrix
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # to the bit, NaN too

@@ -1,0 +1,35 @@
+"""How a pass over a batch is carried out, in one of several ways behind one interface.
+
+:mod:`.choose` makes the batch; a layer sees nothing but :class:`Batch`.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Batch(Protocol):
+    """A batch that is centred by its own mean, as IterNorm and DBN take it."""
+
+    mean: Tensor
+    """``[C]``; a constant."""
+
+    @property
+    def samples(self) -> int | Tensor:
+        """``n``, the values a channel; ``[]`` if they are spread over several processes."""
+
+    def covariance(self) -> Tensor:
+        """``S``, ``[g, C/g, C/g]``, divided by ``n``."""
+
+    def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """``gamma * (W x) + beta`` in shape, dtype and layout of the batch, with its gradient."""
+
+
+class StandardizedBatch(Batch, Protocol):
+    """A batch that is standardised by its own mean and variance, as SWBN takes it.
+
+    The covariance is a constant, and the output's gradient goes through mean and variance but not into ``W``.
+    """
+
+    variance: Tensor
+    """``[C]``, unbiased; a constant."""

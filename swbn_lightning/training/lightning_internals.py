@@ -1,0 +1,91 @@
+"""What this package needs of Lightning 2.6 and Lightning does not offer: the only file that uses its private names.
+
+Each function says what it is for and why no public way serves. ``tests/test_house.py`` looks for private names
+elsewhere. To be looked through again when the bounds of ``pytorch-lightning`` in ``pyproject.toml`` move.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import nn
+
+
+def in_the_midst_of_a_step(trainer: pl.Trainer) -> bool:
+    """Whether some of the batches of one optimiser step have been and others have not (``accumulate_grad_batches``).
+
+    2.6.6 computes it from its loop's progress, the last batch of an epoch and the strategy, in a private method.
+    Nothing public says it, and a copy of the rule would stay as it is when Lightning's changes.
+    """
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def answer_sigterm(trainer: pl.Trainer, answer: Callable[[int, FrameType], None]) -> None:
+    """Have the trainer call ``answer`` at SIGTERM, instead of the handler that broadcasts at once.
+
+    To be called before Lightning begins to listen. 2.6.6 broadcasts inside the signal handler, among the collectives of
+    a training step, which then wait for ever; no argument of the Trainer turns that off. A handler set by
+    ``signal.signal`` would come too early (Lightning calls it after its own) or too late (its own is gone then, and
+    with it what restores the one before).
+    """
+    trainer._signal_connector._sigterm_notifier_fn = answer  # type: ignore[method-assign, assignment]
+
+
+def answer_sigterm_as_usual(trainer: pl.Trainer) -> None:
+    """Take :func:`answer_sigterm` back."""
+    vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)
+
+
+def stop_at_next_step(trainer: pl.Trainer, stop: bool = True) -> None:
+    """What a training ends by between two steps; ``trainer.received_sigterm`` can only be read (2.6.6)."""
+    trainer._signal_connector.received_sigterm = stop
+
+
+def training_batches(trainer: pl.Trainer, number: int | None) -> Iterator[Any]:
+    """Training batches as they arrive in ``training_step``: on the device, after the transfer hooks, in its precision.
+
+    Args:
+        trainer: at the end of a training, whose data loaders it still has.
+        number: of batches; None for all.
+
+    ``trainer.train_dataloader`` gives several loaders without the way in which they are combined, and who answers
+    ``on_before_batch_transfer``, the module or the data module, is decided in a private method (2.6.6).
+    """
+    loader = trainer.fit_loop._combined_loader
+    assert loader is not None
+    for batch, _, _ in itertools.islice(loader, number):
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.lightning_module._on_before_batch_transfer(batch)
+        yield trainer.strategy.batch_to_device(batch)
+
+
+def averaged_copy(averaging: WeightAveraging) -> nn.Module | None:
+    """The network that the callback averages into, and saves; 2.6.6 has no public name for it."""
+    average = averaging._average_model
+    return None if average is None else average.module
+
+
+def leave_out_the_batch_under_way(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Of a save in the midst of a step (from the handler of SLURM's SIGUSR1): its batch is to be had again.
+
+    2.6.6 keeps the loaders' states as they are when it saves, and the batch under way has left the loader. It has no
+    hook between the loader's state and the file; this is for ``on_save_checkpoint`` of a callback.
+    """
+    processed = trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+    for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
+        if "batches" in state:
+            state["batches"] = min(state["batches"], processed)
+
+
+def begin_validation_anew(trainer: pl.Trainer) -> None:
+    """Mark a validation that was broken off as one of which no batch has been: its results so far are not kept.
+
+    2.6.6 takes a validation for one to be gone on with if one batch is begun in all and none in this run. It would go
+    on in the middle, and figures of a part would stand for the whole.
+    """
+    progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+    progress.reset()
+    progress.total.ready = progress.total.started = 1  # type: ignore[attr-defined]
