@@ -260,5 +260,5 @@ def _notes(lines: list[Comparison]) -> list[str]:
             f"(Bonferroni: each at {100 * corrected(base.comparisons):.2f} %)."
         )
     if any(not line.paired_seeds for line in others):
-        notes.append("Runs without a training seed in common are paired by episodes alone.")
+        notes.append("Runs without a training seed in common are paired by episodes only.")
     return notes

@@ -1,7 +1,7 @@
 """Pictures of trainings and tests: loss and accuracy over epochs, and accuracies with their intervals.
 
 As in the paper's figures (sections 4.1.1, 4.1.2 and appendix E) a line is the mean over the runs that differ in their
-seed alone, with a band of one standard deviation to each side. Every number in a picture stands in the CSV text that
+seeds only, with a band of one standard deviation to each side. Every number in a picture stands in the CSV text that
 the function beside it makes. Nothing here opens a window or touches ``pyplot``.
 """
 
@@ -34,7 +34,7 @@ MOST_POINTS = 2_000  # of a line; more than a picture has pixels
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed alone: one line of a picture.
+    """Runs that differ in their seeds only: one line of a picture.
 
     Args:
         label: what the line is called.
@@ -58,7 +58,7 @@ class Accuracy(NamedTuple):
     """The accuracy of one test.
 
     Args:
-        label: tests of the same label differ in their seed alone.
+        label: tests of the same label differ in their seeds only.
         setting: tests are compared within a setting, as ``5-way 1-shot``.
         run: what tells this one from others of its label.
         value: a fraction.

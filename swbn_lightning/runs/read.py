@@ -137,11 +137,12 @@ class Training:
         return self.last.started if self.parts else trained_at(self.last)
 
 
-def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+def find_runs(paths: Iterable[str | Path], more: Sequence[Path] = ()) -> list[Path]:
     """The run folders that the paths mean, each once, in the order of the paths and by their numbers.
 
     Args:
         paths: each a run's folder (``runs/NAME/version_0``), or a folder with such folders anywhere below.
+        more: run folders to be added.
 
     Raises:
         InputError: no paths; one that does not exist, is a file, or holds no run.
@@ -156,12 +157,10 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
         if not path.is_dir():
             raise InputError(f"{path} is a file; give the run's folder, as runs/NAME/version_0.")
         own = [path] if has_file(path, FILES) else sorted(folders_with(path, FILES), key=_natural)
-        for folder in own:
-            found.setdefault(folder.resolve(), folder)
-    if not found:
-        raise InputError(
-            f"{', '.join(map(str, given))} holds no run: looked for {', '.join(FILES)} there and in all folders below."
-        )
+        if not own and not more:
+            raise InputError(f"{path} holds no run: looked for {', '.join(FILES)} there and in all folders below.")
+        found |= {folder.resolve(): folder for folder in own if folder.resolve() not in found}
+    found |= {folder.resolve(): folder for folder in more if folder.resolve() not in found}
     return list(found.values())
 
 
@@ -265,7 +264,8 @@ def _read(folder: Path) -> tuple[Run, str]:
     run.started = moment(told.get("started"))
     run.settings = plain_settings(told.get("settings"))
     environment = told.get("environment")
-    run.environment = environment if isinstance(environment, dict) else {}
+    command = {"command": told["command"]} if isinstance(told.get("command"), str) else {}
+    run.environment = {**command, **(environment if isinstance(environment, dict) else {})}
     if run.kind == "predict":
         run.problems.clear()  # it has no results
     return run, repr(told)

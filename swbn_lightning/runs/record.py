@@ -91,7 +91,7 @@ def record_of(checkpoint: str | Path) -> Record | None:
     with contextlib.suppress(InputError):
         if found := Record.of(read_checkpoint(path).get(KEY)):
             return found
-    with contextlib.suppress(InputError):  # of weights alone, or in many files
+    with contextlib.suppress(InputError):  # of weights only, or in many files
         found = Record.of(read_json(path.parent.parent / RUN_FILE))
         return Record(found.id, found.started, to_keep(found.settings)) if found else None
     return None

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from swbn_lightning.runs.page.folders import read_metrics
 
 from cli import main
 from swbn_lightning.runs.checkpoints import find_checkpoint
 from swbn_lightning.runs.curves import Group, has_curves
+from swbn_lightning.runs.measured import read_metrics
 
 REPOSITORY = Path(__file__).parents[2]
 MODULES = ("MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "ImageFolder", "ImageNet", "Glyph")

@@ -71,7 +71,7 @@ def test_results_that_do_not_fit_are_shown_at_least(trained, tmp_path, monkeypat
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("swbn_lightning.training.callbacks.result_table.write_results", full)
+    monkeypatch.setattr("swbn_lightning.training.callbacks.result_table.write_json", full)
     with pytest.raises(SystemExit) as stopped:
         main(["test", *trained[1], f"--run.root={tmp_path}", "--ckpt_path", str(trained[0])])
     said = capsys.readouterr()

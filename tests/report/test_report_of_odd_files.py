@@ -11,10 +11,11 @@ from cli import main
 from swbn_lightning.runs.curves import MOST_POINTS
 from swbn_lightning.runs.measured import measured
 from swbn_lightning.runs.page import page as page_module
+from swbn_lightning.runs.page.page import MOST_PICTURED
 from swbn_lightning.runs.read import read_run
 from swbn_lightning.runs.settings import differences
 from tests.made_runs import LAYERS, make_fit, make_test
-from tests.report.page_reader import report
+from tests.report.page_reader import Page, report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 HEATMAP = f"heatmap_{LAYERS[1]}.csv"
@@ -32,6 +33,25 @@ def square(number):
 
 
 ODD = [
+    ("results.json", b"{", "results.json cannot be read"),
+    ("results.json", b"[1]", "results.json cannot be read (it holds a list, not a mapping)"),
+    ("results.json", b'{"results": [{"accuracy": "a", "ci95": [1]}, 3], "whiteness": [7]}', None),
+    ("results.json", b'{"results": 5, "whiteness": {}, "completed": "x", "fit_seconds": "y"}', None),
+    ("results.json", b'{"results": [{"accuracy": NaN, "ways": {}, "shots": null}]}', None),
+    ("run.json", b"- 1", "run.json cannot be read"),
+    ("run.json", b"\xff\xfe", "run.json cannot be read"),
+    ("run.json", b'{"settings": {"1": {"true": 3}, "model": 7}}', None),
+    ("run.json", b"7", "run.json cannot be read (it holds a int, not a mapping)"),
+    ("metrics.csv", b"\x00\x01", None),
+    ("metrics.csv", b"", None),
+    ("metrics.csv", b"epoch,step,val/loss\nnan,inf,3\n1e999,x,1\n0,0,inf\n", None),
+    ("whiteness.csv", b"epoch,layer\nx,y\n", "whiteness.csv cannot be read"),
+    ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,a,0.5\n", None),
+    ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,mean,0.5\n", "whiteness.csv cannot be read (it holds no layer)"),
+    (f"heatmap_{LAYERS[1]}.csv", b"map,epoch\nbefore,1\n", f"heatmap_{LAYERS[1]}.csv cannot be read"),
+    (f"heatmap_{LAYERS[1]}.csv", b"", f"heatmap_{LAYERS[1]}.csv cannot be read (it lacks the column 'map')"),
+    *((name, None, f"{name} is missing") for name in
+      ("metrics.csv", "whiteness.csv", "run.json", "results.json")),
     ("results.json", '{"a": 1' + "0" * 400 + "}", "results.json cannot be read (it holds an integer of"),
     ("results.json", '{"a": ' + "9" * 5_000 + "}", "results.json cannot be read (Exceeds the limit"),
     ("results.json", '{"a":' + "[" * 100_000, "results.json cannot be read (it is nested more than 40 deep"),
@@ -62,21 +82,26 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "words"), ODD, ids=range(len(ODD)))
-def test_one_odd_file_is_named_and_costs_nothing_else(tmp_path, name, content, words, capsys, drawn):
+@pytest.mark.parametrize("first", range(0, len(ODD), MOST_PICTURED - 1))
+def test_odd_files_are_named_and_cost_nothing_else(tmp_path, first, capsys, drawn):
     good = make_fit(tmp_path / "s" / "good" / "version_0", seed=1)
     make_test(tmp_path / "s" / "good" / "version_1", good)
-    odd = make_fit(tmp_path / "s" / "odd" / "version_0", seed=2)
-    make_test(tmp_path / "s" / "odd" / "version_1", odd)
-    (odd / name).write_text(content)
+    cases = {f"odd{number}": case for number, case in enumerate(ODD[first : first + MOST_PICTURED - 1])}
+    for number, (name, (file, content, words)) in enumerate(cases.items()):
+        odd = make_fit(tmp_path / "s" / name / "version_0", seed=number + 2)
+        make_test(tmp_path / "s" / name / "version_1", odd)
+        (odd / file).unlink()
+        if content is not None:
+            (odd / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        run = read_run(odd)
+        measured([run])
+        told = "; ".join(run.problems)
+        assert told.startswith(words) if words else not told, (file, content, told)
     main(["report", str(tmp_path / "s"), "--output", str(tmp_path / "p.html")])
-    page = report(tmp_path / "s")
-    run = read_run(odd)
-    measured([run])
-    told = "; ".join(run.problems)
-    assert told.startswith(words) if words else not told, told
-    assert (words or "") in page.text and "cannot be shown" not in page.text
-    assert [row["test, 5-way 1-shot, %"] for row in page.table("run") if row["run"] == "good"] == ["62.50 ± 0.23"]
+    page = Page((tmp_path / "p.html").read_text(encoding="utf-8"))
+    assert all(words in page.text for _, _, words in cases.values() if words) and "cannot be shown" not in page.text
+    rows = {row["run"]: row["test, 5-way 1-shot, %"] for row in page.table("run")}
+    assert rows["good"] == "62.50 ± 0.23" and len(rows) >= len(cases) + 1
     assert len([alt for alt, _ in page.images if "by" in alt]) >= 2 and "curves.csv" in page.links
 
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.runs.measured import measured
 from swbn_lightning.runs.page import write_report
-from swbn_lightning.runs.read import find_runs, read_run
 from tests.made_runs import LAYERS, change, identify, make_fit, make_test, settings_of
 from tests.report.page_reader import Page, report
 
@@ -42,6 +40,7 @@ def test_one_run_and_its_test(one, drawn):
     assert layers[1]["RMS correlation, after epoch 3"] == "0.125"
     assert [line["setting"] for line in page.table("setting")][:2] == ["seed_everything", "run.root"]
     (environment, _) = (table for table in page.tables if table[0][1] == "when it started")
+    assert ["command", "swbn fit --config a.yaml"] in environment
     assert ["device", "CPU, 7 cores"] in environment and ["torch", "9.8.7"] in environment
     (result,) = [table for table in page.tables if table[0][0] == "evaluated" and table[1][0] == "test, 5-way 1-shot"]
     values = dict(zip(*result, strict=True))
@@ -162,46 +161,6 @@ def test_a_line_that_was_cut_in_its_last_number(tmp_path):
         file.write("1,19,,,,1.75,0.6")  # of 0.625
     rows = [r for r in report(folder).links["curves.csv"] if r["quantity"] == "val/accuracy"]
     assert [float(row["mean"]) for row in rows] == [0.5]
-
-
-BROKEN = [
-    ("results.json", b"{", "results.json cannot be read"),
-    ("results.json", b"[1]", "results.json cannot be read (it holds a list, not a mapping)"),
-    ("results.json", b'{"results": [{"accuracy": "a", "ci95": [1]}, 3], "whiteness": [7]}', None),
-    ("results.json", b'{"results": 5, "whiteness": {}, "completed": "x", "fit_seconds": "y"}', None),
-    ("results.json", b'{"results": [{"accuracy": NaN, "ways": {}, "shots": null}]}', None),
-    ("run.json", b"- 1", "run.json cannot be read"),
-    ("run.json", b"\xff\xfe", "run.json cannot be read"),
-    ("run.json", b'{"settings": {"1": {"true": 3}, "model": 7}}', None),
-    ("run.json", b"7", "run.json cannot be read (it holds a int, not a mapping)"),
-    ("metrics.csv", b"\x00\x01", None),
-    ("metrics.csv", b"", None),
-    ("metrics.csv", b"epoch,step,val/loss\nnan,inf,3\n1e999,x,1\n0,0,inf\n", None),
-    ("whiteness.csv", b"epoch,layer\nx,y\n", "whiteness.csv cannot be read"),
-    ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,a,0.5\n", None),
-    ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,mean,0.5\n", "whiteness.csv cannot be read (it holds no layer)"),
-    (f"heatmap_{LAYERS[1]}.csv", b"map,epoch\nbefore,1\n", f"heatmap_{LAYERS[1]}.csv cannot be read"),
-    (f"heatmap_{LAYERS[1]}.csv", b"", f"heatmap_{LAYERS[1]}.csv cannot be read (it lacks the column 'map')"),
-    *((name, None, f"{name} is missing") for name in
-      ("metrics.csv", "whiteness.csv", "run.json", "results.json")),
-]  # fmt: skip
-
-
-def test_broken_and_missing_files_are_told_and_the_rest_is_shown(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number, (name, content, _) in enumerate(BROKEN):
-        folder = make_fit(tmp_path / "runs" / f"r{number}" / "version_0", seed=number)
-        (folder / name).unlink()
-        if content is not None:
-            (folder / name).write_bytes(content)
-    runs = [read_run(path) for path in find_runs(["runs"])]
-    for run, (name, content, words) in zip(runs, BROKEN, strict=True):
-        measured([run])
-        told = "; ".join(run.problems)
-        assert told.startswith(words) if words else not told, (name, content, told)
-    page = report("runs")
-    assert len(page.table("run")) == len(BROKEN) and not (tmp_path / "broken").exists()
-    assert all(words in page.text for _, _, words in BROKEN if words) and len(page.images) >= 4
 
 
 def test_a_run_without_a_configuration_does_not_differ_in_everything(tmp_path):

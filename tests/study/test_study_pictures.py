@@ -1,12 +1,12 @@
 """The pictures of a study, from metrics and observations made by hand."""
 
 import csv
-from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image
 
 from swbn_lightning.runs.study.cells import short_names
+from swbn_lightning.runs.study.observations import as_table
 from swbn_lightning.runs.study.pictures import accuracies, curve_groups, draw
 from tests.made_runs import identify
 from tests.study.tiny import GLYPHS, cells_of
@@ -20,10 +20,9 @@ def logged(cell, version, epochs):
     (folder / "metrics.csv").write_text("\n".join(["epoch,val/loss,val/accuracy", *lines, ""]))
 
 
-def row(norm, seed, value, metric="accuracy", network="resnet20"):
-    return SimpleNamespace(
-        config=str(GLYPHS), network=network, norm=norm, seed=seed, metric=metric, setting="", value=value, ci95=0.01
-    )
+def row(norm, seed, value, metric="accuracy", network="resnet20", config=str(GLYPHS)):
+    return {"config": config, "network": network, "norm": norm, "seed": seed, "metric": metric, "setting": "",
+            "value": value, "ci95": 0.01}  # fmt: skip
 
 
 def test_what_is_drawn(tmp_path):
@@ -32,7 +31,7 @@ def test_what_is_drawn(tmp_path):
         logged(cell, 0, [0, 1])
         logged(cell, 1, [1, 2])  # taken up again from its first epoch
     rows = [row("bn", 0, 0.5), row("bn", 2, 0.75), row("swbn-fro", 0, 0.5), row("bn", 0, 0.9, metric="top5")]
-    assert draw(cells, rows, tmp_path) == [tmp_path / "curves.png", tmp_path / "accuracy.png"]
+    assert draw(cells, as_table(rows), tmp_path) == [tmp_path / "curves.png", tmp_path / "accuracy.png"]
     with (tmp_path / "curves.csv").open() as file:
         curves = [line for line in csv.DictReader(file) if line["quantity"] == "val/loss"]
     assert [(line["part"], line["line"], line["epochs_trained"]) for line in curves] == [
@@ -59,8 +58,8 @@ def test_configurations_of_one_file_name_are_told_apart(tmp_path):
         paths[-1].write_text(GLYPHS.read_text())
     cells = [cell for path in paths for cell in cells_of(str(path), networks=["resnet20"], norms=["bn"], runs=tmp_path)]
     assert list(curve_groups(cells)) == ["cifar10/wrn, resnet20", "cifar100/wrn, resnet20"]
-    rows = [SimpleNamespace(**{**vars(row("bn", 0, 0.5)), "config": str(path)}) for path in paths]
-    assert [one.setting for one in accuracies(rows)] == ["cifar10/wrn", "cifar100/wrn"]
+    rows = [row("bn", 0, 0.5, config=str(path)) for path in paths]
+    assert [one.setting for one in accuracies(as_table(rows))] == ["cifar10/wrn", "cifar100/wrn"]
     assert short_names(["a/b/c.yaml", "c.yaml", "x/b/c.yaml", "d.yaml"]) == {
         "a/b/c.yaml": "a/b/c", "c.yaml": "c", "x/b/c.yaml": "x/b/c", "d.yaml": "d",
     }  # fmt: skip
@@ -69,6 +68,6 @@ def test_configurations_of_one_file_name_are_told_apart(tmp_path):
 def test_networks_are_named_where_there_are_several_and_nothing_is_drawn_of_nothing(tmp_path):
     cells = cells_of(GLYPHS, networks=["resnet20", "resnet32"], norms=["bn"], runs=tmp_path / "runs")
     assert list(curve_groups(cells)) == ["glyphs, resnet20", "glyphs, resnet32"]
-    found = accuracies([row("bn", 0, 0.5), row("bn", 0, 0.5, network="resnet32")])
+    found = accuracies(as_table([row("bn", 0, 0.5), row("bn", 0, 0.5, network="resnet32")]))
     assert [one.label for one in found] == ["resnet20, bn", "resnet32, bn"]
-    assert draw(cells, [], tmp_path) == [] and not list(tmp_path.glob("*.*"))
+    assert draw(cells, as_table([]), tmp_path) == [] and not list(tmp_path.glob("*.*"))

@@ -1,15 +1,16 @@
 """What a study makes of its runs: the paper's figures beside them, and the lines of the table."""
 
-import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
 from swbn_lightning.runs.study.command import Study
-from swbn_lightning.runs.study.observations import COLUMNS, Observation, as_csv, observe
+from swbn_lightning.runs.study.observations import COLUMNS, as_csv, as_table, observe
 from swbn_lightning.runs.study.running import RunFailed
-from swbn_lightning.runs.study.table import difference_of, groups, markdown
+from swbn_lightning.runs.study.table import difference_of, lines_of
+from swbn_lightning.runs.study.table import markdown as markdown_of
 from tests.made_runs import change, identify
 from tests.study.tiny import cells_of
 
@@ -29,7 +30,7 @@ def finished(tmp_path, model, data, result, norm="swbn-fro", epoch_seconds=(3.0,
     told = {"completed": True, "fit_seconds": 9.0, "epoch_seconds": list(epoch_seconds)}
     change(version / "results.json", **told, best_checkpoint="checkpoints/best.ckpt")
     change(test / "results.json", results=[result], tested_checkpoint=str(checkpoint))
-    return observe(cell, reach=0.5)
+    return [SimpleNamespace(**row) for row in observe(cell, reach=0.5)]
 
 
 IMAGES = {"split": "test", "images": 10_000, "accuracy": 0.75, "ci95": 0.008, "loss": 1.0}
@@ -104,13 +105,20 @@ def test_epochs_are_counted_to_the_first_that_reaches(tmp_path, metrics, split, 
 
 
 def observation(norm, seed, value, **columns):
-    blank = dict.fromkeys(f.name for f in dataclasses.fields(Observation))
     usual = {"config": "a.yaml", "dataset": "cifar-10", "method": "ImageClassifier", "network": "wrn_28_10",
              "metric": "accuracy", "setting": "", "loss": 1.0, "episodes": (), "episode_set": ()}  # fmt: skip
-    return Observation(**{**blank, **usual, "norm": norm, "seed": seed, "value": value, **columns})
+    return {**usual, "norm": norm, "seed": seed, "value": value, **columns}
 
 
-def lines_of(text):
+def groups(rows, seeds):
+    return lines_of(as_table(rows))
+
+
+def markdown(rows, seeds):
+    return markdown_of(as_table(rows), seeds)
+
+
+def cells_in(text):
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     head, _, *body = rows
     return [dict(zip(head, row, strict=True)) for row in body]
@@ -126,7 +134,7 @@ def test_differences_are_paired_by_seed():
     expected = np.array([0.015, 0.02, 0.02])  # the seeds that both have
     assert found.mean == pytest.approx(expected.mean()) and found.number == 3
     assert found.half_width == pytest.approx(4.302653 * expected.std(ddof=1) / np.sqrt(3), rel=1e-6)
-    line = lines_of(markdown(rows, seeds=5))[1]
+    line = cells_in(markdown(rows, seeds=5))[1]
     assert line["to `bn`, 95% over seeds"] == f"**+1.83 ± {100 * found.half_width:.2f}**"
     assert line["seeds"] == "4 of 5"
     values = 100 * np.array(list(norm.values()))
@@ -136,7 +144,7 @@ def test_differences_are_paired_by_seed():
 def test_a_difference_that_may_be_nothing_is_not_bold_and_one_seed_has_no_interval():
     rows = [observation("bn", 0, 0.6), observation("bn", 1, 0.6)]
     rows += [observation("iternorm", 0, 0.59), observation("iternorm", 1, 0.62), observation("dbn", 1, 0.55)]
-    lines = {line["norm"]: line for line in lines_of(markdown(rows, seeds=2))}
+    lines = {line["norm"]: line for line in cells_in(markdown(rows, seeds=2))}
     difference = lines["`iternorm`"]["to `bn`, 95% over seeds"]
     assert difference == f"+0.50 ± {12.7062 * 1.5 * 2**0.5 / 2**0.5:.2f}"
     assert lines["`dbn`"]["to `bn`, 95% over seeds"] == "-5.00" and lines["`dbn`"]["seeds"] == "1 of 2"
@@ -158,8 +166,8 @@ def test_differences_over_episodes_are_of_the_same_episodes():
     assert found.half_width == pytest.approx(2.022691 * by_episode.std(ddof=1) / np.sqrt(40), rel=1e-6)
     assert difference_of(base).over_episodes is None
     # Other episodes, fewer of them, or none saved: no pairs.
-    for other in ({"episode_set": (1, 5, 1, 15)}, {"episodes": rows[3].episodes[:-1]}, {"episodes": ()}):
-        changed = [*rows[:3], dataclasses.replace(rows[3], **other)]
+    for other in ({"episode_set": (1, 5, 1, 15)}, {"episodes": rows[3]["episodes"][:-1]}, {"episodes": ()}):
+        changed = [*rows[:3], {**rows[3], **other}]
         assert difference_of(groups(changed, seeds=2)[1]).over_episodes is None
 
 
@@ -174,9 +182,9 @@ def test_lines_are_compared_with_batchnorm_in_their_own_place():
     rows.append(observation("swbn-fro", 0, 0.9, config="b.yaml"))
     text = markdown(rows, seeds=1)
     first, second = text.split("## b.yaml")
-    gains = [line["to `bn`, 95% over seeds"] for line in lines_of(first)]
+    gains = [line["to `bn`, 95% over seeds"] for line in cells_in(first)]
     assert gains == ["+10.00", "–", "+15.00", "–", "+20.00", "–", "+25.00", "–", "–"]
-    assert [line["setting"] for line in lines_of(first)][:4] == ["–", "–", "top5", "top5"]
+    assert [line["setting"] for line in cells_in(first)][:4] == ["–", "–", "top5", "top5"]
     assert "to `bn`" not in second and "setting" not in second  # nothing to say there
 
 
@@ -191,13 +199,13 @@ def test_epochs_and_times():
     rows = [observation("bn", seed, 0.5, epochs_to_reach=epochs, **times) for seed, epochs in ((0, 3), (1, 4))]
     rows += [observation("dbn", seed, 0.5, epochs_to_reach=epochs, **times) for seed, epochs in ((0, None), (1, 6))]
     rows += [observation("iternorm", seed, 0.5, **times) for seed in (0, 1)]
-    lines = lines_of(markdown(rows, seeds=2))
+    lines = cells_in(markdown(rows, seeds=2))
     assert [line["epochs to 60 % (train)"] for line in lines] == ["3.5", "6.0 (1 of 2)", "not reached"]
     assert lines[0]["an epoch, s"] == "4" and lines[0]["paper's epoch, s"] == "123" and lines[0]["fit, s"] == "90"
 
 
 def test_the_file_has_a_column_for_everything_but_the_episodes():
-    text = as_csv([observation("bn", 3, 0.25, episodes=(0.5, 0.0))])
+    text = as_csv(as_table([observation("bn", 3, 0.25, episodes=(0.5, 0.0))]))
     head, line = text.splitlines()
     assert head.split(",") == list(COLUMNS) and "episodes" not in COLUMNS
     cells = dict(zip(COLUMNS, line.split(","), strict=True))
@@ -213,7 +221,7 @@ def test_several_comparisons_are_counted_and_seeds_with_episodes_are_taken_toget
             values = 0.5 + gain + luck + rng.normal(0, 0.02, 400)
             rows.append(observation(norm, seed, values.mean(), episodes=tuple(values), episode_set=same))
     text = markdown(rows, seeds=3)
-    lines = {line["norm"].strip("`"): line for line in lines_of(text.partition("\n\nBold")[0])}
+    lines = {line["norm"].strip("`"): line for line in cells_in(text.partition("\n\nBold")[0])}
     for norm, line in lines.items():
         over_both = line["to `bn`, 95% over both"]
         assert over_both.endswith("** †") == (norm in ("swbn-fro", "iternorm"))
@@ -224,4 +232,4 @@ def test_several_comparisons_are_counted_and_seeds_with_episodes_are_taken_toget
 def test_seeds_that_agree_are_not_bold():
     rows = [observation(norm, seed, 0.6 + gain) for norm, gain in (("bn", 0.0), ("dbn", 0.05)) for seed in (0, 1)]
     text = markdown(rows, seeds=2)
-    assert lines_of(text)[1]["to `bn`, 95% over seeds"] == "+5.00" and "**" not in text
+    assert cells_in(text)[1]["to `bn`, 95% over seeds"] == "+5.00" and "**" not in text

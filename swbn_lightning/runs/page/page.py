@@ -71,7 +71,7 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
         InputError: a path without a run; no run but of ``predict``; a file that cannot be written.
     """
     named, problems = _named_by_studies(paths)
-    runs = [run for run in read.read_runs(read.find_runs([*paths, *named])) if run.kind != "predict"]
+    runs = [run for run in read.read_runs(read.find_runs(paths, named)) if run.kind != "predict"]
     _limit(runs)
     if not runs:
         raise InputError(

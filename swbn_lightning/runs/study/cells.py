@@ -92,7 +92,7 @@ class Experiment:
         """A network by its label (None: the configuration's own) and its options.
 
         The configuration's options are its own network's. Another one, or one that is given with options, has those
-        it is given, and of the configuration's ``in_channels`` alone, which is a fact of the images.
+        it is given, and of the configuration's ``in_channels`` only, which is a fact of the images.
         """
         args = self.init_args("model")
         own, given = args.get("backbone", "resnet12"), args.get("backbone_args") or {}
@@ -118,9 +118,9 @@ class Test:
     """One evaluation of a trained network on the test classes or images.
 
     Args:
-        shots: few-shot alone: support images a class; None for the configuration's.
+        shots: of few-shot only: support images a class; None for the configuration's.
         settings: that only a test depends on, as ``data.test.episodes=1000``.
-        configured: what the configuration says of the test alone.
+        configured: what the configuration says of the test only.
     """
 
     shots: int | None
@@ -283,16 +283,19 @@ def grid(
 
 def _where_they_are(cells: Sequence[Cell], runs: Path) -> list[Cell]:
     """The cells with the folders that hold their settings, which may have been renamed and moved below ``runs``."""
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}  # by place
     for folder in sorted(folders_with(runs, (SETTINGS_FILE,))) if runs.is_dir() else ():
         with contextlib.suppress(InputError):  # of a stranger, or half a file: then it is none of these
-            place = str(folder.relative_to(runs))
-            found.setdefault(_digest(read_json(folder / SETTINGS_FILE).get("settings")), place)
-    own = [cell.usual_place for cell in cells]
-    return [
-        cell if (runs / place / SETTINGS_FILE).exists() else dataclasses.replace(cell, place=found.get(cell.key))
-        for cell, place in zip(cells, own, strict=True)
-    ]
+            keys[str(folder.relative_to(runs))] = _digest(read_json(folder / SETTINGS_FILE).get("settings"))
+    found = []
+    for cell in cells:
+        places = [cell.usual_place, *(place for place, key in keys.items() if key == cell.key)]
+        if keys.get(places[0], cell.key) != cell.key:  # another one has its name now
+            places = [*places[1:], f"{places[0]}-again"]
+        elif places[0] not in keys:
+            places = [*places[1:], places[0]]
+        found.append(dataclasses.replace(cell, place=places[0]))
+    return found
 
 
 def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[Experiment]) -> None:

@@ -18,11 +18,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.study.cells import Cell, Experiment, grid, short_names
-from swbn_lightning.runs.study.observations import Observation, as_csv, observe
+from swbn_lightning.runs.study.observations import Row, as_csv, as_table, observe
 from swbn_lightning.runs.study.pictures import draw
 from swbn_lightning.runs.study.running import Busy, RunFailed, complete, finished_training
 from swbn_lightning.runs.study.table import markdown
@@ -71,7 +73,7 @@ class Study:
         self._labels = [cell.label(names[cell.experiment.path]) for cell in cells]
         self.failures: dict[str, str] = {}
         self._environments: dict[int, str] = {}
-        self._rows: dict[int, list[Observation]] = {}  # by the cell's number, of those that are done
+        self._rows: dict[int, list[Row]] = {}  # by the cell's number, of those that are done
 
     def run(self) -> None:
         """Run every cell; those at which another process is at work come last."""
@@ -97,7 +99,8 @@ class Study:
         except InputError as error:  # a file of a run that is not what a run writes
             self.failures[self._labels[number]] = outcome = str(error)
             rows = []
-        _say(", ".join([f"{place}: {outcome}", *(f"{r.setting or r.metric} {100 * r.value:.2f} %" for r in rows)]))
+        figures = [f"{row['setting'] or row['metric']} {100 * row['value']:.2f} %" for row in rows]
+        _say(", ".join([f"{place}: {outcome}", *figures]))
         if rows:
             self._rows[number] = rows
         if outcome != "was done":
@@ -106,8 +109,7 @@ class Study:
 
     def text(self) -> str:
         """The Markdown page."""
-        rows = self._all_rows()
-        parts = [markdown(rows, seeds=len({cell.seed for cell in self.cells}))]
+        parts = [markdown(self._table(), seeds=len({cell.seed for cell in self.cells}))]
         if self.failures:
             reasons = [f"- {label}: {_shown(why.splitlines()[0])}" for label, why in self.failures.items()]
             parts.append("\n".join(["Not finished:\n", *reasons, ""]))
@@ -117,14 +119,14 @@ class Study:
 
     def draw(self) -> list[Path]:
         """Pictures of what is done; returns their files."""
-        return draw([self.cells[number] for number in sorted(self._rows)], self._all_rows(), self.folder)
+        return draw([self.cells[number] for number in sorted(self._rows)], self._table(), self.folder)
 
-    def _all_rows(self) -> list[Observation]:
-        return [row for number in sorted(self._rows) for row in self._rows[number]]
+    def _table(self) -> pd.DataFrame:
+        return as_table([row for number in sorted(self._rows) for row in self._rows[number]])
 
     def _write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / "study.csv", as_csv(self._all_rows()))
+        write_whole(self.folder / "study.csv", as_csv(self._table()))
         write_whole(self.folder / "study.md", self.text() + "\n")
 
 
@@ -152,7 +154,7 @@ def _environment(cell: Cell) -> str:
     """On what a cell was trained."""
     training = finished_training(cell)
     found = training.parts[0].environment if training else {}
-    return _shown(", ".join(f"{key} {value}" for key, value in found.items() if key != "seed"))
+    return _shown(", ".join(f"{key} {value}" for key, value in found.items() if key not in ("command", "seed")))
 
 
 def _seeds(text: str) -> list[int]:

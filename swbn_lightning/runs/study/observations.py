@@ -1,15 +1,14 @@
 """What the runs of a study measured, one row a training seed, test and metric."""
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import pandas as pd
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import finite, has_file, reading
-from swbn_lightning.files.writing import csv_text
 from swbn_lightning.runs.episodes import read_episodes
 from swbn_lightning.runs.folders import METRICS_FILE, RESULTS_FILE
 from swbn_lightning.runs.measured import Series, joined, read_metrics
@@ -23,53 +22,24 @@ METRICS = {"accuracy": ("accuracy", ("accuracy", "top1")), "top5": ("top5", ("to
 _WHOLE_OF_EPISODES = ("ways", "shots", "queries", "episodes", "seed")
 
 
-@dataclass(frozen=True)
-class Observation:
-    """One figure of one test, with the settings it depends on and what its training told. Accuracies are fractions.
-
-    ``docs/studies.md`` says what each column means.
-    """
-
-    config: str
-    dataset: str
-    method: str
-    network: str
-    network_args: str
-    norm: str
-    norm_args: str
-    seed: int
-    metric: str
-    setting: str
-    value: float
-    ci95: float | None
-    tested: int
-    loss: float
-    paper: float | None
-    paper_note: str
-    reach: float | None
-    reach_split: str
-    epochs_to_reach: int | None
-    epoch_seconds: float | None
-    paper_epoch_seconds: float | None
-    fit_seconds: float | None
-    continued: int
-    distance_start: float | None
-    distance_end: float | None
-    rms_start: float | None
-    rms_end: float | None
-    run: str
-    test: str
-    checkpoint: str
-    # Not in the file: the accuracy of every test episode, and which episodes they are.
-    episodes: tuple[float, ...] = field(default=(), repr=False)
-    episode_set: tuple[Any, ...] = ()
+# Of study.csv: docs/studies.md says what they mean.
+COLUMNS = [
+    "config", "dataset", "method", "network", "network_args", "norm", "norm_args", "seed",
+    "metric", "setting", "value", "ci95", "tested", "loss", "paper", "paper_note",
+    "reach", "reach_split", "epochs_to_reach", "epoch_seconds", "paper_epoch_seconds", "fit_seconds", "continued",
+    "distance_start", "distance_end", "rms_start", "rms_end", "run", "test", "checkpoint",
+]  # fmt: skip
+EPISODES = ["episodes", "episode_set"]  # not in the file: each episode's accuracy, and which episodes they are
+Row = dict[str, Any]
 
 
-COLUMNS = tuple(f.name for f in dataclasses.fields(Observation) if f.name not in ("episodes", "episode_set"))
+def as_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as :func:`observe` makes them; what is not known is missing, and counts stay whole numbers."""
+    return pd.DataFrame(rows, columns=[*COLUMNS, *EPISODES], dtype=object)
 
 
-def observe(cell: Cell, reach: float | None) -> list[Observation]:
-    """All figures of a cell's tests that are done.
+def observe(cell: Cell, reach: float | None) -> list[Row]:
+    """All figures of a cell's tests that are done: one row a test and metric. Accuracies are fractions.
 
     Args:
         cell: what.
@@ -104,9 +74,9 @@ def quantities(training: Training) -> dict[str, Series]:
     return found.get("epoch", {})
 
 
-def as_csv(rows: list[Observation]) -> str:
-    """A header and a line an observation; None is an empty cell."""
-    return csv_text(COLUMNS, ([getattr(row, name) for name in COLUMNS] for row in rows))
+def as_csv(observed: pd.DataFrame) -> str:
+    """A header and a line an observation."""
+    return observed[COLUMNS].to_csv(index=False, lineterminator="\n")
 
 
 def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, Any]:
@@ -139,7 +109,7 @@ def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, A
     }
 
 
-def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Observation]:
+def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
     (result,) = run.results["results"]
     few_shot = "ways" in result
     _check(result, _WHOLE_OF_EPISODES if few_shot else ("images",))
@@ -159,7 +129,7 @@ def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Observ
         found = [figure for name in names if (figure := _paper_figure(cell, name, **columns))]
         value = found[0].value if found else None
         rows.append(
-            Observation(
+            dict(
                 **training,
                 **ends,
                 metric=metric,

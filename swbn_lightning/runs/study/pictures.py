@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from swbn_lightning.files.pictures import to_png
@@ -18,16 +19,16 @@ from swbn_lightning.runs.curves import (
     has_curves,
 )
 from swbn_lightning.runs.study.cells import Cell, short_names
-from swbn_lightning.runs.study.observations import Observation, quantities
+from swbn_lightning.runs.study.observations import quantities
 from swbn_lightning.runs.study.running import finished_training
 
 
-def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> list[Path]:
+def draw(cells: Sequence[Cell], observed: pd.DataFrame, folder: Path) -> list[Path]:
     """``curves.png`` and ``accuracy.png`` with the CSV files of the same names; what has no numbers is left out.
 
     Args:
         cells: those whose runs are done.
-        rows: what was observed of them.
+        observed: what was observed of them.
         folder: where to write.
 
     Returns:
@@ -39,7 +40,7 @@ def draw(cells: Sequence[Cell], rows: Sequence[Observation], folder: Path) -> li
         write_whole(folder / "curves.csv", curves_csv(parts))
         _save(curve_grid(parts), folder / "curves.png")
         pictures.append(folder / "curves.png")
-    tests = accuracies(rows)
+    tests = accuracies(observed)
     if tests:
         write_whole(folder / "accuracy.csv", accuracy_csv(tests))
         _save(accuracy_intervals(tests), folder / "accuracy.png")
@@ -66,10 +67,10 @@ def curve_groups(cells: Sequence[Cell]) -> dict[str, list[Group]]:
     }  # fmt: skip
 
 
-def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
+def accuracies(observed: pd.DataFrame) -> list[Accuracy]:
     """The accuracies: a panel a configuration and setting, a line a norm, with the network where there are several."""
-    several = len({row.network for row in rows}) > 1
-    names = short_names([row.config for row in rows])
+    rows = observed[observed.metric == "accuracy"]
+    several, names = rows.network.nunique() > 1, short_names(rows.config)
     return [
         Accuracy(
             f"{row.network}, {row.norm}" if several else row.norm,
@@ -78,6 +79,5 @@ def accuracies(rows: Sequence[Observation]) -> list[Accuracy]:
             row.value,
             row.ci95,
         )
-        for row in rows
-        if row.metric == "accuracy"
+        for row in rows.itertuples()
     ]

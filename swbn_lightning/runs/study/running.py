@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import has_file
+from swbn_lightning.files.reading import folders_with, has_file
 from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
 from swbn_lightning.runs.folders import LAST_CHECKPOINT, METRICS_FILE, RESULTS_FILE, run_versions
@@ -93,8 +93,7 @@ def finished_training(cell: Cell) -> Training | None:
     Raises:
         InputError: a file of one of its runs that cannot be read.
     """
-    folders = [*run_versions(cell.folder), *(v for test in cell.tests for v in run_versions(cell.folder / test.name))]
-    runs = read_runs(folder for folder in folders if has_file(folder, FILES))
+    runs = read_runs(sorted(folders_with(cell.folder, FILES)))
     for run in runs:
         for error in run.unreadable.values():
             raise error
