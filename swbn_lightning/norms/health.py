@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms import named_norms
 from swbn_lightning.norms.base import WhiteningNorm
+from swbn_lightning.norms.factory import named_norms
 from swbn_lightning.norms.swbn import SWBN
 
 GROWN = 100  # W this many times as large as the identity it started from

@@ -126,10 +126,12 @@ def whiten_standardized(
 
 
 class _WhitenStandardized(torch.autograd.Function):
-    # rows and rstd are outputs too: a derivative of the backward pass goes on through them to x.
+    # rows and rstd are outputs too: a derivative of the backward pass goes on through them to x. No setup_context, here
+    # and below: PyTorch would inspect the signature of forward at every call.
 
     @staticmethod
     def forward(
+        ctx: Any,
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -139,20 +141,15 @@ class _WhitenStandardized(torch.autograd.Function):
         total: Tensor | None,
         centred: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        y = empty_like_rows(rows, x.shape, channels_are_last(x))
+        rows, rstd = rows.detach(), rstd.detach()
+        ctx.save_for_backward(weight, w, rows, rstd)
+        ctx.set_materialize_grads(False)
+        ctx.total, ctx.centred = total, centred
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.shape, ctx.last, ctx.device_type = x.shape, channels_are_last(x), x.device.type
         a = scaled(w, weight)
         a = _times(a, rstd) if centred else a
-        return multiply_into(y, a, rows, bias), rows.detach(), rstd.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weight, bias, _, _, w, total, ctx.centred = inputs
-        ctx.save_for_backward(weight, w, *output[1:])
-        ctx.total = total
-        ctx.last = channels_are_last(x)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.shape, ctx.device_type = x.shape, x.device.type
-        ctx.set_materialize_grads(False)
+        return multiply_into(empty_like_rows(rows, x.shape, ctx.last), a, rows, bias), rows, rstd
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None) -> tuple[Any, ...]:
@@ -233,7 +230,7 @@ class StockCentred:
 class _Center(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype
+        ctx: Any, x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = as_rows(x)
         count = rows.shape[0]
@@ -246,16 +243,11 @@ class _Center(torch.autograd.Function):
         s = gram(centred, centred, num_groups, dtype) / max(count, 1)
         if synchronized:
             s = merge_covariance(s, count, total)
-        return centred, s, mean, total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, _, ctx.synchronized, _ = inputs
-        centred, _, mean, total = output
         ctx.save_for_backward(centred)
         ctx.mark_non_differentiable(mean, total)
-        ctx.total = total
+        ctx.synchronized, ctx.total = synchronized, total
         ctx.shape, ctx.last = x.shape, channels_are_last(x)
+        return centred, s, mean, total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -279,14 +271,10 @@ class _Center(torch.autograd.Function):
 
 class _Output(torch.autograd.Function):
     @staticmethod
-    def forward(rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
-        return multiply_into(empty_like_rows(rows, shape, last), matrix, rows, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        rows, matrix, bias, _, _ = inputs
+    def forward(ctx: Any, rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
         ctx.save_for_backward(rows, matrix)
         ctx.bias_dtype = None if bias is None else bias.dtype
+        return multiply_into(empty_like_rows(rows, shape, last), matrix, rows, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
