@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.passes.rows import accumulation_dtype, per_channel
+from swbn_lightning.norms.torch_internals import is_batched
 
 _HEALTH = ("num_batches_rejected", "num_batches_small")  # counters for `check_norms`, not part of a state
 
@@ -192,7 +193,7 @@ class WhiteningNorm(nn.Module):
         # In place: checkpointing under torch.compile allows no assignment.
         self.num_batches_small.add_(samples < self.num_features // self.num_groups)
         # A counter that torch.func.vmap was not given cannot count what is one flag a model.
-        if not _is_batched(accepted) or _is_batched(self.num_batches_rejected):
+        if not is_batched(accepted) or is_batched(self.num_batches_rejected):
             self.num_batches_rejected.add_(~accepted)
         # The flag may have been set since, or the statistics taken away, as BatchNorm's may.
         if self.num_batches_tracked is None or self.running_mean is None or not self.track_running_stats:
@@ -202,7 +203,7 @@ class WhiteningNorm(nn.Module):
         for name, value in batch.items():
             running = getattr(self, name)
             mixed = torch.lerp(running, value.to(running.dtype), factor)
-            if _is_batched(mixed):  # for which `out=` has no rule
+            if is_batched(mixed):  # for which `out=` has no rule
                 running.copy_(torch.where(accepted, mixed, running))
             else:
                 torch.where(accepted, mixed, running, out=running)
@@ -264,10 +265,6 @@ class WhiteningNorm(nn.Module):
 def _is(value: object, kind: type) -> bool:
     """numpy's numbers are ``Real`` and ``Integral``; the type checker does not believe it of ``float``."""
     return isinstance(value, kind)
-
-
-def _is_batched(value: Tensor) -> bool:
-    return torch._C._functorch.is_batchedtensor(value)
 
 
 def graph_may_hold_state() -> bool:

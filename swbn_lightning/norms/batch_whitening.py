@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
-from swbn_lightning.norms.checkpointing import is_recomputing, outside_selective_checkpointing
+from swbn_lightning.norms.checkpointing import is_recomputing
 from swbn_lightning.norms.compiling import first_run
 from swbn_lightning.norms.finite import all_finite
 from swbn_lightning.norms.frozen import is_frozen
@@ -19,6 +19,7 @@ from swbn_lightning.norms.passes.rows import (
     whiten,
     without_autocast,
 )
+from swbn_lightning.norms.torch_internals import outside_selective_checkpointing
 
 
 class BatchWhitening(WhiteningNorm):

@@ -1,39 +1,28 @@
 """Activation checkpointing runs a training forward twice: the second run must change nothing and use the first's W."""
 
 import weakref
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from swbn_lightning.norms.torch_internals import (
+    are_transforms_active,
+    backward_keeps_graph,
+    in_backward,
+    saved_tensor_hooks,
+)
 
 _LEAST, _BYTES = 4, 2**22  # of runs without a graph: so many are kept at least, and as many as take so much memory
 
 
 def is_recomputing() -> bool:
     """Whether this forward runs to restore what checkpointing did not keep: inside a backward pass, as a rule."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or are_transforms_active():
         return False
-    if torch._C._current_graph_task_id() != -1:
+    if in_backward():
         return True
-    hooks = _hooks()  # outside a backward, when somebody looks at a saved tensor
+    hooks = saved_tensor_hooks()  # outside a backward, when somebody looks at a saved tensor
     return hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
-
-
-def _hooks() -> Any:
-    """The innermost hooks on saved tensors, by which checkpointing with ``use_reentrant=False`` works; or None."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
-def outside_selective_checkpointing() -> AbstractContextManager[Any]:
-    """For what only the first run does: selective checkpointing takes its n-th operator for the n-th of the second."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() == 0:
-        return nullcontext()
-    modes = _get_current_dispatch_mode_stack()
-    selective = any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes)
-    return _disable_current_modes() if selective else nullcontext()
 
 
 class _Run:
@@ -59,13 +48,13 @@ class FirstRuns:
 
     def note(self, mean: Tensor, variance: Tensor, matrix: Tensor, output: Tensor) -> None:
         """Keep the ``matrix`` that made ``output``, if checkpointing may run this forward again."""
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling() or are_transforms_active():
             return
         if output.grad_fn is None and not torch.is_inference_mode_enabled():
             kept = max(_LEAST, _BYTES // (matrix.numel() * matrix.element_size())) - 1
             waiting = [run for run in self._last if not run.is_over]
             self._last = [*waiting[-kept:], _Run(mean, variance, matrix)]
-        elif output.grad_fn is not None and _hooks() is not None:
+        elif output.grad_fn is not None and saved_tensor_hooks() is not None:
             run = _Run(mean, variance, matrix)
             output.grad_fn.metadata[__name__] = run  # type: ignore[index]
             self._with_graph.add(run)
@@ -92,7 +81,7 @@ class FirstRuns:
                 "backward: which of its two whitening matrices belongs to which run cannot be told."
             )
         if found[0].is_over is None:
-            found[0].is_over = not torch._C._autograd._get_current_graph_task_keep_graph()
+            found[0].is_over = not backward_keeps_graph()
         return found[0].matrix
 
 

@@ -10,12 +10,13 @@ from torch.nn import functional as F
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
-from swbn_lightning.norms.checkpointing import FirstRuns, is_recomputing, outside_selective_checkpointing
+from swbn_lightning.norms.checkpointing import FirstRuns, is_recomputing
 from swbn_lightning.norms.compiling import first_run
 from swbn_lightning.norms.finite import all_finite, keep_in_range
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.passes import StandardizedBatch, choose
 from swbn_lightning.norms.passes.rows import accumulation_dtype, laid_out_as, whiten, without_autocast
+from swbn_lightning.norms.torch_internals import outside_selective_checkpointing
 
 
 class SWBN(WhiteningNorm):

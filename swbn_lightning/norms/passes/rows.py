@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from swbn_lightning.norms.torch_internals import are_transforms_active, in_forward_derivatives
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for 16-bit types, the type itself otherwise: a step of 1e-5 vanishes in bfloat16."""
@@ -35,8 +37,8 @@ def is_transformed() -> bool:
     Tracing by ``torch.jit``, ``torch.export``, transforms by ``torch.func`` and forward-mode derivatives: there the
     layers use the plain formulas, whose backward is autograd's.
     """
-    tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()
-    return tracing or torch.autograd.forward_ad._current_level >= 0
+    tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or are_transforms_active()
+    return tracing or in_forward_derivatives()
 
 
 def num_samples(x: Tensor) -> int:

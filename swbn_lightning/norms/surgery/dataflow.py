@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
 
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.surgery.replace import HOOKS
+from swbn_lightning.norms.torch_internals import tree_leaves
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # Exactly these: a subclass (a parametrised one, too) may use its weight in another way.

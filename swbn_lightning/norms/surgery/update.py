@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.utils._pytree import tree_map
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.swbn import SWBN
+from swbn_lightning.norms.torch_internals import tree_map
 
 Norm = WhiteningNorm | _BatchNorm
 

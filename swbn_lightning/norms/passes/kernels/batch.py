@@ -9,6 +9,7 @@ from torch import Tensor
 from swbn_lightning.norms.passes.kernels import launch
 from swbn_lightning.norms.passes.rows import as_rows, is_transformed, scaled, without_autocast
 from swbn_lightning.norms.passes.stock import whiten_standardized
+from swbn_lightning.norms.torch_internals import is_legacy_batched
 
 
 class KernelBatch:
@@ -48,7 +49,7 @@ class _Whiten(torch.autograd.Function):
         grads: Sequence[Tensor | None]
         with without_autocast(x.device.type):
             # A batch of gradients (`is_grads_batched`) has no memory that a kernel could read.
-            if torch.is_grad_enabled() or is_transformed() or torch._C._functorch.is_legacy_batchedtensor(grad):
+            if torch.is_grad_enabled() or is_transformed() or is_legacy_batched(grad):
                 grads = _by_stock_operators(ctx, grad, x, weight, mean, rstd, w)
             else:
                 dtypes = weight.dtype if of_weight else None, ctx.bias_dtype if of_bias else None
