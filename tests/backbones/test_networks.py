@@ -17,6 +17,7 @@ from swbn_lightning.norms import NormFactory, named_norms
 from swbn_lightning.norms.base import WhiteningNorm
 from tests.norms.networks import lived, relative_error
 
+ALL = ("swbn-fro", "swbn-kl", "iternorm")  # norms; the large networks are tried with the first
 LARGE = ("wrn_28_10", "wrn_40_10", "resnext50_32x4d", "resnext101_32x4d", "resnetv2_101")
 IMAGENET = ("resnet50", "resnext50_32x4d", "resnext101_32x4d", "resnetv2_50", "resnetv2_101")
 # Name to (number of features, side of a quick image, last map at 32x32 or 224x224).
@@ -159,15 +160,8 @@ def test_every_network_trains_a_step_with_each_norm_from_the_same_weights(name):
         train_a_step(backbone, torch.randn(4, channels, size, size), width)
 
 
-# More of the blocks that resnet50 has, of up to 2,048 channels, which IterNorm takes minutes to whiten in one group.
-LARGE = {"resnetv2_50", "resnetv2_101", "resnext50_32x4d", "resnext101_32x4d"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "norm"), [
-    (name, norm) for name in NETWORKS for norm in ("swbn-fro", "swbn-kl", "iternorm")
-    if name not in LARGE or norm == "swbn-fro"
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "norm"), [(n, m) for n in NETWORKS for m in ALL if n not in LARGE or m == ALL[0]])
 def test_every_network_trains_a_step_with_each_norm_ungrouped(name, norm):
     width, size, _ = NETWORKS[name]
     train_a_step(build_backbone(name, norm), torch.randn(8, 1 if name == "mlp" else 3, size, size), width)
