@@ -217,6 +217,14 @@ def test_options_of_one_norm_are_not_anothers(norm, more, options, fit):
     assert left_out is None or left_out[1] == norm
 
 
+def test_a_later_file_that_names_another_norm_does_not_take_over_options(fit, tmp_path):
+    (tmp_path / "kl.yaml").write_text("model: {init_args: {norm: swbn-kl}}\n")
+    code, folder, said = fit("--config", str(tmp_path / "kl.yaml"))
+    model = yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]
+    assert code == 0 and (model["norm"], model["norm_args"]) == ("swbn-kl", None)
+    assert "norm=swbn-kl does not take over swbn-fro's norm_args" in said
+
+
 def test_a_failed_start_leaves_no_folder(fit):
     code, folder, said = fit("--model.backbone_args={in_channels: 3, hidden: [8]}")
     assert code == 2 and "in_channels" in said and not folder.exists()

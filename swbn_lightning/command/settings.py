@@ -106,7 +106,7 @@ def keep_loggers_files_below(root: str, loggers: Any) -> None:
 
 
 def leave_out_other_norms_options(model: Any, files: Sequence[Any], words: Sequence[str]) -> list[str]:
-    """A configuration's options of a norm are not those of another norm that the command line names.
+    """A configuration's options of a norm are not those of another norm, which the command line or a later file names.
 
     Args:
         model: the settings of the model; changed in place.
@@ -148,8 +148,6 @@ def _last_options(files: Sequence[Any], name: str, options: str) -> tuple[Any, A
             norm = said.get(name, norm)
             if options in said:
                 found = (file, norm, said[options])
-            elif name in said and said[name] != found[1]:
-                found = (None, None, None)  # another file pairs the two
     return found
 
 
