@@ -2,9 +2,7 @@
 
 from torch import Tensor, fx, nn
 
-from swbn_lightning.errors import InputError, unknown_name
-
-STRIDE_IN = ("3x3", "1x1")
+from swbn_lightning.errors import InputError
 
 
 class Backbone(nn.Module):
@@ -52,13 +50,6 @@ def _refuse_below(smallest: int, height: int, width: int, network: str) -> None:
 def conv(in_channels: int, out_channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """A convolution without bias (a normalisation follows) that keeps the size at stride 1."""
     return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
-
-
-def bottleneck_strides(stride: int, stride_in: str) -> tuple[int, int]:
-    """Strides of a bottleneck's first 1x1 and of its 3x3 convolution, ``stride_in`` naming the one that has it."""
-    if stride_in not in STRIDE_IN:
-        raise unknown_name("stride_in of a bottleneck", stride_in, STRIDE_IN)
-    return (stride, 1) if stride_in == "1x1" else (1, stride)
 
 
 def initialize_he(module: nn.Module, mode: str = "fan_out", nonlinearity: str = "relu") -> None:

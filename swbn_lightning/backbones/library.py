@@ -24,15 +24,14 @@ _OLDEST_TIMM = (1, 0, 26)  # before, it loads pickles that may run code (weights
 class LibraryBackbone(Backbone):
     """A network of another package without its last linear layer: features are what that layer would get.
 
-    Its norms come in by :func:`~swbn_lightning.convert_norms`, so they keep the BatchNorm layers' eps and momentum
-    unless ``norm_args`` name them; with norm ``"bn"`` alone the network stays as it is. Initialisation: the package's.
+    Its norms come in by :func:`~swbn_lightning.convert_norms`; with norm ``"bn"`` alone the network stays as it is.
 
     Args:
         norm: makes the layers that take BatchNorm's place.
         model: the network's name in its package.
         in_channels: 3 for RGB, 1 for gray.
         pretrained: start from the package's ImageNet weights, which it downloads unless they are in its cache.
-        include: names of the BatchNorm layers to convert, as in :func:`~swbn_lightning.convert_norms`.
+        include: names of the BatchNorm layers to convert.
         exclude: names of those to leave, as ``"*downsample*"`` for the projection shortcuts of a ResNet.
         model_args: further arguments of the network's constructor.
 
@@ -57,14 +56,12 @@ class LibraryBackbone(Backbone):
         self.name = f"{self.package}/{model}"
         self.in_channels = in_channels
         arguments = dict(model_args or {})
-        for argument in _DECIDED:
-            if argument in arguments:
-                raise InputError(f"{self.name}: model_args must not have {argument!r}; see in_channels and pretrained.")
-        if files := [argument for argument in _FILES if argument in arguments]:
-            raise InputError(
-                f"{self.name}: model_args must not have {files[0]!r}; weights of one's own come in by "
-                "backbone_checkpoint, or in Python by load_state_dict."
-            )
+        for argument in arguments:
+            if argument in (*_DECIDED, *_FILES):
+                raise InputError(
+                    f"{self.name}: model_args must not have {argument!r}; see in_channels and pretrained. Weights of "
+                    "one's own come in by backbone_checkpoint, or in Python by load_state_dict."
+                )
         network, self.num_features = self.build(model, arguments, pretrained)
         if norm.name != "bn" or norm.options or exclude or include not in (("*",), ["*"], "*"):
             network = convert_norms(network, norm, include, exclude)

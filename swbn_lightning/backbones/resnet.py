@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from swbn_lightning.backbones.base import Backbone, bottleneck_strides, conv, initialize_he
+from swbn_lightning.backbones.base import Backbone, conv, initialize_he
 from swbn_lightning.errors import unknown_name
 from swbn_lightning.norms import NormFactory
 
@@ -27,7 +27,6 @@ class ResNet(Backbone):
         placement: ``"all"``: the norm everywhere, as in the paper's ResNeXt. ``"imagenet"``: as in the paper's
             ResNet-50 (section 4.2.2, after IterNorm's): the norm of the first layer, and one more on the pooled
             features, before the last linear layer; all others are BatchNorm.
-        stride_in: ``"3x3"`` or ``"1x1"``, see above; the number of parameters is the same.
     """
 
     min_image_size = 32
@@ -40,7 +39,6 @@ class ResNet(Backbone):
         group_width: int = 64,
         in_channels: int = 3,
         placement: str = "all",
-        stride_in: str = "3x3",
     ) -> None:
         super().__init__()
         if placement not in PLACEMENTS:
@@ -56,7 +54,7 @@ class ResNet(Backbone):
             width, out = groups * group_width * 2**stage, 256 * 2**stage
             for index in range(count):
                 stride = 2 if index == 0 and stage else 1
-                blocks.append(_Bottleneck(inner, previous, width, out, stride, groups, stride_in))
+                blocks.append(_Bottleneck(inner, previous, width, out, stride, groups))
                 previous = out
         self.blocks = nn.Sequential(*blocks)
         self.pooled_norm = norm(previous, ndim=1) if placement == "imagenet" else nn.Identity()
@@ -81,12 +79,10 @@ class _Bottleneck(nn.Module):
         out_channels: int,
         stride: int,
         groups: int,
-        stride_in: str,
     ) -> None:
         super().__init__()
-        first, second = bottleneck_strides(stride, stride_in)
-        self.conv1, self.norm1 = conv(in_channels, width, 1, first), norm(width)
-        self.conv2, self.norm2 = conv(width, width, 3, second, groups), norm(width)
+        self.conv1, self.norm1 = conv(in_channels, width, 1), norm(width)
+        self.conv2, self.norm2 = conv(width, width, 3, stride, groups), norm(width)
         self.conv3, self.norm3 = conv(width, out_channels, 1), norm(out_channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:

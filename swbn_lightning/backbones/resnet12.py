@@ -1,6 +1,4 @@
-"""ResNet-12, the few-shot backbone: four residual blocks of three 3x3 convolutions.
-
-Two public families go by this name; one class builds both.
+"""ResNet-12, the few-shot backbone: four residual blocks of three 3x3 convolutions; two families go by this name.
 
 ==============  =============================  ==========================================
 form            ``"can"`` (the default)        ``"metaoptnet"``
@@ -16,9 +14,9 @@ parameters      8.0 M                          12.4 M
 ==============  =============================  ==========================================
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.ops import DropBlock2d
 
 from swbn_lightning.backbones.base import Backbone, conv, initialize_he
 from swbn_lightning.errors import InputError, require_positive, unknown_name
@@ -34,8 +32,8 @@ class ResNet12(Backbone):
         norm: makes each normalisation layer, those of the shortcuts too.
         in_channels: 3 for RGB, 1 for gray.
         form: ``"can"`` or ``"metaoptnet"``.
-        drop_rate: MetaOptNet's form alone: dropout and DropBlock, 0.1 in its public code for mini-ImageNet
-            with ProtoNet and for the SVM head; 0 (the default) for none.
+        drop_rate: only for MetaOptNet's form: dropout and DropBlock, 0.1 in its public code for mini-ImageNet (which
+            lets DropBlock's rate grow over 20 epochs; here it is constant); 0 (the default) for none.
         drop_block_size: side of the square that DropBlock removes, 5 in the public code.
     """
 
@@ -73,8 +71,7 @@ class ResNet12(Backbone):
             else:
                 blocks.append(_Block(norm, previous, width, slope=0.1, pool=True))
                 if drop_rate:
-                    last_two = index >= 2
-                    blocks.append(DropBlock(drop_rate, drop_block_size) if last_two else nn.Dropout(drop_rate))
+                    blocks.append(DropBlock2d(drop_rate, drop_block_size) if index >= 2 else nn.Dropout(drop_rate))
             previous = width
         self.blocks = nn.Sequential(*blocks)
         self.num_features = widths[-1]
@@ -109,36 +106,4 @@ class _Block(nn.Module):
         out = F.leaky_relu(self.norm1(self.conv1(x)), self.slope)
         out = F.leaky_relu(self.norm2(self.conv2(out)), self.slope)
         out = F.leaky_relu(self.norm3(self.conv3(out)) + self.shortcut(x), self.slope)
-        if not self.pool:
-            return out
-        return F.max_pool2d(out, 2)
-
-
-class DropBlock(nn.Module):
-    """Removes whole squares of a feature map in training (Ghiasi et al., NeurIPS 2018).
-
-    The rate grows linearly over the first ``ramp`` training forwards, as in MetaOptNet's public code
-    (20 epochs of 2,000 batches); torchvision's layer of the same name has a constant one.
-    """
-
-    num_batches_tracked: Tensor
-
-    def __init__(self, rate: float, block_size: int, ramp: int = 40_000) -> None:
-        super().__init__()
-        self.rate, self.block_size, self.ramp = rate, block_size, ramp
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        self.num_batches_tracked += 1
-        height, width = x.shape[2:]
-        size = min(self.block_size, height, width)
-        rate = self.rate * (self.num_batches_tracked / self.ramp).clamp(max=1.0)
-        # Centres lie where the whole square fits; gamma makes the share of removed values about `rate`.
-        rows, columns = height - size + 1, width - size + 1
-        gamma = rate * height * width / (size**2 * rows * columns)
-        centres = (torch.rand(*x.shape[:2], rows, columns, device=x.device) < gamma).to(x.dtype)
-        padded = F.pad(centres, [size - 1] * 4)
-        keep = 1 - F.max_pool2d(padded, size, stride=1)
-        return x * keep * (keep.numel() / keep.sum().clamp(min=1))
+        return F.max_pool2d(out, 2) if self.pool else out

@@ -24,8 +24,8 @@ class ResNetCifar(Backbone):
         shortcut: where the size changes: ``"projection"``, a 1x1 convolution and a norm, as in the paper's
             residual units (appendix E); or ``"identity"``, every second pixel padded with zero channels,
             without parameters (He et al.'s option A).
-        shortcut_norm: of the projections: ``"given"``, the same norm as elsewhere (the default), or ``"bn"``, BatchNorm
-            whatever the norm. Not for identity shortcuts.
+        shortcut_norm: of the projections: ``"given"``, the same norm as elsewhere, or ``"bn"``, BatchNorm whatever the
+            norm.
         form: ``"he"``, as described by He et al.; ``"appendix"``, as the paper's figures B.1 to B.3 draw it: the second
             convolution of a unit is 1x1, and one more norm and ReLU come before the pooling.
     """
@@ -38,7 +38,7 @@ class ResNetCifar(Backbone):
         depth: int = 20,
         in_channels: int = 3,
         shortcut: str = "projection",
-        shortcut_norm: str | None = None,
+        shortcut_norm: str = "given",
         form: str = "he",
     ) -> None:
         super().__init__()
@@ -46,10 +46,8 @@ class ResNetCifar(Backbone):
             raise InputError(f"a CIFAR ResNet has 6n + 2 layers (20, 32, 44, 56, ...), got depth={depth}.")
         if shortcut not in SHORTCUTS:
             raise unknown_name("shortcut of a CIFAR ResNet", shortcut, SHORTCUTS)
-        if shortcut_norm is not None and shortcut_norm not in SHORTCUT_NORMS:
+        if shortcut_norm not in SHORTCUT_NORMS:
             raise unknown_name("shortcut_norm of a CIFAR ResNet", shortcut_norm, SHORTCUT_NORMS)
-        if shortcut_norm is not None and shortcut == "identity":
-            raise InputError("identity shortcuts have no norm; leave out shortcut_norm, or use shortcut='projection'.")
         if form not in FORMS:
             raise unknown_name("form of a CIFAR ResNet", form, FORMS)
         self.in_channels = in_channels
@@ -82,15 +80,10 @@ def resnet32(
     norm: NormFactory,
     in_channels: int = 3,
     shortcut: str = "projection",
-    shortcut_norm: str | None = None,
+    shortcut_norm: str = "bn",
     form: str = "he",
 ) -> ResNetCifar:
-    """The paper's ResNetV1-32: its projections keep BatchNorm (appendix E) unless ``shortcut_norm`` says otherwise.
-
-    Arguments as :class:`ResNetCifar`.
-    """
-    if shortcut == "projection" and shortcut_norm is None:
-        shortcut_norm = "bn"
+    """The paper's ResNetV1-32, whose projections keep BatchNorm (appendix E). Arguments as :class:`ResNetCifar`."""
     return ResNetCifar(norm, 32, in_channels, shortcut, shortcut_norm, form)
 
 

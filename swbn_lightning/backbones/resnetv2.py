@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from swbn_lightning.backbones.base import Backbone, bottleneck_strides, conv, initialize_he
+from swbn_lightning.backbones.base import Backbone, conv, initialize_he
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import NormFactory
 
@@ -18,16 +18,7 @@ BLOCKS = ("basic", "bottleneck")
 
 
 class PreActBasic(nn.Module):
-    """Two 3x3 convolutions.
-
-    Args:
-        norm: makes each normalisation layer.
-        in_channels: channels that come in.
-        out_channels: channels that go out.
-        stride: of the first convolution and the shortcut.
-        shared: whether an identity shortcut, too, starts from the first activation; a projection always does.
-        drop_rate: dropout before the second convolution.
-    """
+    """Two 3x3 convolutions, with dropout between them; ``shared``: an identity shortcut starts from the activation."""
 
     def __init__(
         self,
@@ -61,10 +52,10 @@ class PreActBottleneck(nn.Module):
         norm: makes each normalisation layer.
         in_channels: channels that come in.
         out_channels: channels that go out.
-        stride: of one convolution and the shortcut.
-        stride_in: which convolution, ``"1x1"`` (the first) or ``"3x3"``.
+        stride: of the 3x3 convolution and the shortcut; with ``first`` of the first convolution.
         shared: whether an identity shortcut, too, starts from the first activation; a projection always does.
         active: whether the input comes activated already: no norm before the first convolution.
+        first: where the stride is.
     """
 
     def __init__(
@@ -73,18 +64,17 @@ class PreActBottleneck(nn.Module):
         in_channels: int,
         out_channels: int,
         stride: int = 1,
-        stride_in: str = "1x1",
         shared: bool = False,
         active: bool = False,
+        first: bool = True,
     ) -> None:
         super().__init__()
         width = out_channels // 4
         projects = stride != 1 or in_channels != out_channels
         self.shared = shared or projects
-        first, second = bottleneck_strides(stride, stride_in)
         self.norm1 = nn.Identity() if active else norm(in_channels)
-        self.conv1 = conv(in_channels, width, 1, first)
-        self.norm2, self.conv2 = norm(width), conv(width, width, 3, second)
+        self.conv1 = conv(in_channels, width, 1, stride if first else 1)
+        self.norm2, self.conv2 = norm(width), conv(width, width, 3, 1 if first else stride)
         self.norm3, self.conv3 = norm(width), conv(width, out_channels, 1)
         self.shortcut = conv(in_channels, out_channels, 1, stride) if projects else nn.Identity()
 
@@ -143,22 +133,18 @@ class ResNetV2(Backbone):
     """Pre-activation ResNet for ImageNet: four stages of bottlenecks; 224x224 gives 2048x7x7.
 
     The first activation comes "right after conv1 and before splitting into two paths" (He et al., appendix), here
-    before the max-pooling as in fb.resnet.torch; so the first unit has none of its own. Initialisation: He's, by
-    fan-out, as there.
+    before the max-pooling as in fb.resnet.torch; so the first unit has none of its own. A unit halves the size in its
+    3x3 convolution, and the initialisation is He's by fan-out, both as there.
 
     Args:
         norm: makes each normalisation layer.
         layers: units of each stage: (3, 4, 6, 3) for 50 layers, (3, 4, 23, 3) for 101.
         in_channels: 3 for RGB, 1 for gray.
-        stride_in: which convolution of a unit halves the size: ``"3x3"`` as in fb.resnet.torch and timm, or the first
-            ``"1x1"`` as in the authors' code. The number of parameters is the same.
     """
 
     min_image_size = 32
 
-    def __init__(
-        self, norm: NormFactory, layers: Sequence[int] = (3, 4, 6, 3), in_channels: int = 3, stride_in: str = "3x3"
-    ) -> None:
+    def __init__(self, norm: NormFactory, layers: Sequence[int] = (3, 4, 6, 3), in_channels: int = 3) -> None:
         super().__init__()
         self.in_channels = in_channels
         self.stem = nn.Sequential(
@@ -170,7 +156,7 @@ class ResNetV2(Backbone):
             out = 256 * 2**stage
             for index in range(count):
                 stride = 2 if index == 0 and stage else 1
-                blocks.append(PreActBottleneck(norm, previous, out, stride, stride_in, active=not blocks))
+                blocks.append(PreActBottleneck(norm, previous, out, stride, active=not blocks, first=False))
                 previous = out
         self.blocks = nn.Sequential(*blocks)
         self.last = nn.Sequential(norm(previous), nn.ReLU(inplace=True))

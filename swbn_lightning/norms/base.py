@@ -121,11 +121,7 @@ class WhiteningNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
-        """``[C]``: the running variance that a BatchNorm in this layer's place would have.
-
-        Args:
-            batchnorm_state: the state dict of the BatchNorm that this layer was made from.
-        """
+        """``[C]``: what a BatchNorm here would have; ``batchnorm_state`` is that of the one before this layer."""
         return self.get_buffer("running_var")
 
     def extra_repr(self) -> str:
@@ -136,10 +132,7 @@ class WhiteningNorm(nn.Module):
 
     @torch.no_grad()
     def affine_map(self) -> tuple[Tensor, Tensor]:
-        """What evaluation does, as ``y = A x + b``: gamma, W and the running statistics in one.
-
-        Returns:
-            ``A [num_groups, C/num_groups, C/num_groups]``, its blocks, and ``b [C]``; float64.
+        """Evaluation as ``y = A x + b``: the blocks ``A [g, C/g, C/g]`` and ``b [C]`` in float64.
 
         Raises:
             InputError: without running statistics evaluation uses those of the batch, which is no such map.

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
-from swbn_lightning.norms.checkpointing import is_recomputing
-from swbn_lightning.norms.compiling import first_run
+from swbn_lightning.norms.checkpointing import first_run, is_recomputing
 from swbn_lightning.norms.finite import all_finite
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.passes import choose
 from swbn_lightning.norms.passes.rows import (
     accumulation_dtype,
-    laid_out_as,
     num_samples,
     subtract,
     whiten,
@@ -37,8 +35,8 @@ class BatchWhitening(WhiteningNorm):
         with without_autocast(x.device.type):
             training = self.training and not is_frozen(self)  # the mode may have been assigned
             if training or self.running_mean is None or self.whitening_matrix is None:
-                return laid_out_as(self._forward_batch(x, training), x)
-            return laid_out_as(self._forward_evaluation(x, self.running_mean, self.whitening_matrix), x)
+                return self._forward_batch(x, training)
+            return self._forward_evaluation(x, self.running_mean, self.whitening_matrix)
 
     def _forward_evaluation(self, x: Tensor, mean: Tensor, w: Tensor) -> Tensor:
         if 0 in x.shape[2:]:

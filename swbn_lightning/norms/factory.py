@@ -44,9 +44,8 @@ class NormFactory:
 
     Args:
         name: ``"swbn-kl"``, ``"swbn-fro"``, ``"swbn"`` (criterion as an option), ``"iternorm"``, ``"dbn"``,
-            ``"bn"``, ``"gn"`` (group), ``"in"`` (instance), ``"ln"`` (layer: over all channels and positions of a
-            sample, with gamma and beta a channel, so group normalisation with one group), ``"none"`` (no
-            normalisation at all), or any name registered with :meth:`register`.
+            ``"bn"``, ``"gn"`` (group), ``"in"`` (instance), ``"ln"`` (layer: group normalisation with one group),
+            ``"none"`` (no normalisation at all), or any name registered with :meth:`register`.
         options: keyword arguments of the layer, such as ``step_size`` or ``num_groups``.
 
     Raises:
@@ -70,12 +69,9 @@ class NormFactory:
                 raise unknown_name(f"option of norm {name!r}:", option, known)
 
     def __call__(self, num_features: int, ndim: int | None = 2, **defaults: Any) -> nn.Module:
-        """A layer for ``num_features`` channels.
+        """A layer for ``num_features`` channels and 1, 2 or 3 spatial dimensions, or None for any number of them.
 
-        Args:
-            num_features: the channels.
-            ndim: spatial dimensions, 1, 2 or 3; None for a layer that takes any number of them.
-            defaults: arguments that hold unless the factory's own options name them.
+        ``defaults`` are arguments that hold unless the factory's own options name them.
         """
         layers = self._entry.layers
         if ndim not in layers:
@@ -98,9 +94,8 @@ class NormFactory:
 
         Args:
             name: any new name.
-            layers: spatial dimensions to a class (or function) that is called with ``num_features`` and
-                the options, as ``{1: MyNorm1d, 2: MyNorm2d}``; under None one that takes inputs of any number
-                of dimensions, for converting SyncBatchNorm.
+            layers: spatial dimensions to a class (or function) that is called with ``num_features`` and the options,
+                as ``{1: MyNorm1d, 2: MyNorm2d}``; under None one for any number, for converting SyncBatchNorm.
             preset: options that this name decides.
 
         Raises:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from swbn_lightning.norms.passes.rows import scaled
+
 
 def all_finite(*values: Tensor) -> Tensor:
     """Whether no value is infinite or NaN, ``[]``, without asking the device; few operators, for small tensors."""
@@ -18,17 +20,8 @@ def keep_in_range(
 
     No value exceeds ``gamma_i sqrt(n (W S W^T)_ii)``, because ``sum_j y_ij^2 = gamma_i^2 n (W S W^T)_ii``. Where ``W``
     whitens, that diagonal is 1: only a ``W`` that has diverged is touched, and each group's by itself.
-
-    Args:
-        whitening_matrix: ``W``, ``[g, d, d]``.
-        covariance: ``S`` of the standardised batch, ``[g, d, d]``.
-        samples: ``n``.
-        weight: gamma, ``[g * d]``, or None for ones.
-        dtype: of the output.
     """
-    w = whitening_matrix
-    if weight is not None:
-        w = w * weight.to(w.dtype).view(*w.shape[:2], 1)
+    w = scaled(whitening_matrix, weight)
     largest = w.abs().amax((-2, -1), keepdim=True).clamp(min=1)
     w = w / largest  # so that no square overflows on the way
     variances = ((w @ covariance) * w).sum(-1).amax(-1)[:, None, None]

@@ -1,5 +1,6 @@
 """What went wrong inside the layers, read from counters that the layers keep on the device."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,63 +29,53 @@ class NormFinding:
 
 @torch.no_grad()
 def check_norms(model: nn.Module) -> list[NormFinding]:
-    """What the whitening layers of a model have met in training so far.
+    """What the whitening layers of a model have met in training so far, in the order of its modules.
 
     Layers never look at values themselves, which would make the device wait. This does, so call it now and then:
-    :class:`swbn_lightning.WhitenessMonitor` does so after each epoch.
+    :class:`swbn_lightning.WhitenessMonitor` does so after each epoch. Counters start anew with
+    ``reset_running_stats`` and are not part of a state dict.
 
     ===============  ==================================================================================
     ``rejected``     batches, or steps of W, that were not finite and so left the state as it was
-    ``few_samples``  training batches with fewer samples a channel than channels in a group: the
-                     covariance is singular
+    ``few_samples``  training batches with fewer samples a channel than channels in a group
     ``grown``        the W of SWBN is more than 100 times as large (Frobenius norm) as at its start
     ===============  ==================================================================================
-
-    Returns:
-        Findings in the order of the model's modules; empty if all is well. Counters start anew with
-        ``reset_running_stats`` and are not part of a state dict.
     """
-    findings = []
-    for name, module in model.named_modules():
-        if isinstance(module, WhiteningNorm):
-            findings += [NormFinding(name, kind, message) for kind, message in _problems(module)]
-    return findings
+    norms = [(name, module) for name, module in model.named_modules() if isinstance(module, WhiteningNorm)]
+    return [finding for name, norm in norms for finding in _findings(name, norm)]
 
 
-def _problems(norm: WhiteningNorm) -> list[tuple[Literal["rejected", "few_samples", "grown"], str]]:
-    found: list[tuple[Literal["rejected", "few_samples", "grown"], str]] = []
+def _findings(name: str, norm: WhiteningNorm) -> Iterator[NormFinding]:
     if rejected := int(norm.num_batches_rejected):
-        found.append((
+        yield NormFinding(
+            name,
             "rejected",
             f"{rejected} training batches were not finite, or would have made the whitening matrix so; its state "
             "stayed as it was. Look for what overflows before it (learning rate, loss scale, input); if the input is "
             "finite, take a smaller step_size.",
-        ))  # fmt: skip
+        )
     width = norm.num_features // norm.num_groups
     if small := int(norm.num_batches_small):
-        found.append((
+        yield NormFinding(
+            name,
             "few_samples",
             f"{small} training batches had fewer samples a channel than the {width} channels that are whitened "
             "together, so their covariance is singular. Take a larger batch, or more groups (num_groups).",
-        ))  # fmt: skip
+        )
     if isinstance(norm, SWBN):
         w = norm.whitening_matrix.double()  # its square may be beyond float32
         growth = float(torch.linalg.vector_norm(w)) / norm.num_features**0.5
         if growth > GROWN:
-            found.append((
+            yield NormFinding(
+                name,
                 "grown",
                 f"its whitening matrix is {growth:.4g} times as large as at its start. Take a smaller step_size, or "
                 "criterion='fro', which does not grow in directions without samples.",
-            ))  # fmt: skip
-    return found
+            )
 
 
 def check_running_statistics(model: nn.Module) -> None:
-    """Raise if an image's features in evaluation mode would depend on the images beside it.
-
-    Raises:
-        InputError: a batch normalisation without running statistics, by name.
-    """
+    """Raise :class:`InputError` if an image's features in evaluation would depend on the images beside it."""
     if layer := norm_by_batch(model):
         raise InputError(
             f"{layer} keeps no running statistics, so it would normalise test images by the batch they happen to be "

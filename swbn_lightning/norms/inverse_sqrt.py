@@ -1,8 +1,8 @@
 """``S^(-1/2)`` of a covariance, with the gradient through it: what whitens in IterNorm and DBN.
 
 Sources: Huang et al., *Iterative Normalization*, CVPR 2019, Algorithm 1; Huang et al., *Decorrelated Batch
-Normalization*, CVPR 2018. Both derivatives are written out, and made of differentiable operations where a derivative
-of theirs is wanted.
+Normalization*, CVPR 2018. Both gradients are written out; where a derivative of theirs is wanted, or one of another
+kind, plain operators give it.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms.passes.rows import is_transformed
+from swbn_lightning.norms.passes.rows import is_transformed, without_autocast
 
 
 def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:
@@ -60,17 +60,17 @@ class _NewtonInverseSqrt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         s, w, *saved = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is wanted
-            again, _ = _iterate(s, ctx.num_iterations)
-            return torch.autograd.grad(again, s, grad, create_graph=True)[0], None
-        steps = [tuple(saved[i : i + 3]) for i in range(0, len(saved), 3)]
-        trace = s.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        grad_y = _backward_of_iterations(grad * torch.rsqrt(trace), steps)
-        y = steps[0][0]
-        of_trace = -(0.5 * grad * w + grad_y * y).sum((-2, -1), keepdim=True) / trace
-        grad_s = grad_y / trace
-        grad_s.diagonal(dim1=-2, dim2=-1).add_(of_trace.squeeze(-1))
-        return grad_s, None
+        with without_autocast(s.device.type):
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is wanted
+                again, _ = _iterate(s, ctx.num_iterations)
+                return torch.autograd.grad(again, s, grad, create_graph=True)[0], None
+            steps = [tuple(saved[i : i + 3]) for i in range(0, len(saved), 3)]
+            trace = s.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+            grad_y = _backward_of_iterations(grad * torch.rsqrt(trace), steps)
+            of_trace = -(0.5 * grad * w + grad_y * steps[0][0]).sum((-2, -1), keepdim=True) / trace
+            grad_s = grad_y / trace
+            grad_s.diagonal(dim1=-2, dim2=-1).add_(of_trace.squeeze(-1))
+            return grad_s, None
 
 
 def _backward_of_iterations(grad_p: Tensor, steps: list[tuple[Tensor, ...]]) -> Tensor:
@@ -92,8 +92,8 @@ def _backward_of_iterations(grad_p: Tensor, steps: list[tuple[Tensor, ...]]) -> 
 def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
     """``S^(-1/2) = U diag(1/sqrt(lambda)) U^T`` by eigendecomposition; the gradient goes through it.
 
-    The ZCA whitening of Decorrelated Batch Normalization. The gradient (of any order) is that of the matrix function
-    itself, in which no difference of eigenvalues is divided by: equal ones are no trouble.
+    The ZCA whitening of Decorrelated Batch Normalization. The gradient (up to the fourth order) is that of the matrix
+    function itself, in which no difference of eigenvalues is divided by: equal ones are no trouble.
 
     Args:
         covariance: ``S``, symmetric, ``[..., d, d]``.
@@ -105,7 +105,7 @@ def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
     finite = torch.isfinite(covariance).all(-1, keepdim=True).all(-2, keepdim=True)
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     s = torch.where(finite, covariance, eye)
-    w = _by_corrections(s, floor) if is_transformed() else _InverseSqrt.apply(s, floor)[0]
+    w = _by_corrections(s, floor) if is_transformed() else _InverseSqrt.apply(s, floor)
     return torch.where(finite, w, torch.nan)
 
 
@@ -122,7 +122,7 @@ def _solve(g: Tensor, roots: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _by_corrections(s: Tensor, floor: float) -> Tensor:
-    """The same of plain operators, for what autograd functions do not support; derivatives up to the fourth order.
+    """The same of plain operators, with derivatives of every kind up to the fourth order.
 
     From constants that are right, corrections that are 0: ``Q <- Q + X`` with ``Q0 X + X Q0 = S - Q Q``, and
     ``W <- 2 W - W Q W``. Each of the first makes one more order of the derivatives right, each of the second doubles
@@ -146,29 +146,16 @@ class _InverseSqrt(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-        w, q, roots, vectors = _decompose(s, floor)
-        ctx.save_for_backward(w, q, roots, vectors)
-        return w, q
+    def forward(ctx: Any, s: Tensor, floor: float) -> Tensor:
+        w, _, roots, vectors = _decompose(s, floor)
+        ctx.floor = floor
+        ctx.save_for_backward(s, w, roots, vectors)
+        return w
 
     @staticmethod
-    def backward(ctx: Any, grad_w: Tensor, grad_q: Tensor) -> tuple[Tensor, None]:
-        w, q, roots, vectors = ctx.saved_tensors
-        grad = grad_q - w @ grad_w @ w
-        return _Sylvester.apply(q, (grad + grad.mT) / 2, roots, vectors), None
-
-
-class _Sylvester(torch.autograd.Function):
-    """:func:`_solve`, with its derivative by ``Q`` too."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, g: Tensor, roots: Tensor, vectors: Tensor) -> Tensor:
-        x = _solve(g, roots, vectors)
-        ctx.save_for_backward(q, x, roots, vectors)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        q, x, roots, vectors = ctx.saved_tensors
-        z = _Sylvester.apply(q, grad, roots, vectors)
-        return -(x.mT @ z + z @ x.mT), z, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        s, w, roots, vectors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative of this one is wanted
+            return torch.autograd.grad(_by_corrections(s, ctx.floor), s, grad, create_graph=True)[0], None
+        of_root = -w @ grad @ w
+        return _solve((of_root + of_root.mT) / 2, roots, vectors), None

@@ -23,35 +23,15 @@ class IterNorm(BatchWhitening):
         y  = gamma * (W xc) + beta
 
     The gradient goes through mean, covariance and iteration. ``running <- (1 - momentum) * running + momentum *
-    batch`` for the mean and for W; evaluation uses these two. Without running statistics the batch's own are used
-    in both modes. A batch that is not finite leaves the state as it was and is counted in ``num_batches_rejected``.
+    batch`` for the mean and for W; evaluation uses these two, or the batch's own without running statistics.
 
     Args:
         num_features: ``d``, the channels.
         eps: added to the covariance's diagonal; 1e-5 as in the paper.
-        momentum: share of the new batch in the running state, PyTorch's convention; 0.1 as BatchNorm's. None for
-            a plain average over all batches.
-        affine: learnable gamma and beta.
-        track_running_stats: keep running mean and whitening matrix for evaluation.
+        momentum: share of the new batch in the running state; 0.1 as BatchNorm's. None for a plain average.
         num_iterations: ``T``; 5 as in the paper. More whiten directions of small variance further.
-        num_groups: whiten so many contiguous blocks of channels apart; 1 by default.
-        sync: in a distributed run, use the statistics of the whole batch over all processes. Two collectives a
-            forward, one a backward.
-        bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
 
-    Shape:
-        1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
-        shape, dtype and memory layout.
-
-    State: ``weight``, ``bias``, ``running_mean`` of ``[C]``, ``whitening_matrix`` of ``[num_groups, C/num_groups,
-    C/num_groups]``, ``num_batches_tracked``. All but weight and bias stay float32 under ``.half()``,
-    ``.bfloat16()`` and autocast.
-
-    Raises:
-        ValueError: in the constructor for a ``num_groups`` that does not divide ``num_features`` and for less than
-            one iteration; in ``forward`` for a wrong number of dimensions and for a single value a channel in
-            training.
-        RuntimeError: in ``forward`` for a wrong number of channels.
+    Other arguments, shapes, state (without ``running_var``) and errors are SWBN's.
     """
 
     def __init__(

@@ -10,12 +10,11 @@ from torch.nn import functional as F
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
-from swbn_lightning.norms.checkpointing import FirstRuns, is_recomputing
-from swbn_lightning.norms.compiling import first_run
+from swbn_lightning.norms.checkpointing import FirstRuns, first_run, is_recomputing
 from swbn_lightning.norms.finite import all_finite, keep_in_range
 from swbn_lightning.norms.frozen import is_frozen
 from swbn_lightning.norms.passes import StandardizedBatch, choose
-from swbn_lightning.norms.passes.rows import accumulation_dtype, laid_out_as, whiten, without_autocast
+from swbn_lightning.norms.passes.rows import accumulation_dtype, whiten, without_autocast
 from swbn_lightning.norms.torch_internals import outside_selective_checkpointing
 
 
@@ -33,12 +32,10 @@ class SWBN(WhiteningNorm):
     a training forward. To the task loss W is a constant; mean and variance are not, as in BatchNorm.
 
     In evaluation, running mean, running variance and the stored W, no update (Algorithm 3): one affine
-    map. Without running statistics the batch's own mean and variance are used in both modes; W still
-    learns in training alone.
+    map. Without running statistics the batch's own are used in both modes; W learns only in training.
 
     A batch that is not finite, or whose step of W would not be, leaves the state as it was and is counted
-    in ``num_batches_rejected``. In float16 a W that has diverged is scaled down for the output, not in the
-    state, where the output could overflow otherwise.
+    in ``num_batches_rejected``. In float16 a diverged W is scaled down for an output that could overflow.
 
     Args:
         num_features: ``d``, the channels.
@@ -51,8 +48,8 @@ class SWBN(WhiteningNorm):
         step_size: alpha of W's step; 1e-5 as in the paper, over about 58,000 steps. What counts is
             ``step_size`` times the number of steps: a run of 1,000 steps needs a larger one.
         num_groups: whiten so many contiguous blocks of channels apart; 1 is the paper.
-        sync: in a distributed run, use the statistics of the whole batch over all processes, so that W
-            is the same on all of them. Two collectives a forward, one a backward.
+        sync: in a distributed run, use the statistics of the whole batch over all processes. Two
+            collectives a forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
 
     Shape:
@@ -105,7 +102,7 @@ class SWBN(WhiteningNorm):
         self._check_input(x)
         with without_autocast(x.device.type):
             training = self.training and not is_frozen(self)  # the mode may have been assigned
-            return laid_out_as(self._train(x) if training else self._evaluate(x), x)
+            return self._train(x) if training else self._evaluate(x)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"

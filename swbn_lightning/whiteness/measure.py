@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms import named_norms
 from swbn_lightning.norms.surgery.patterns import as_patterns, check_patterns, fits
-from swbn_lightning.whiteness.features import record_features
 from swbn_lightning.whiteness.measures import MEASURES, Matrices
 from swbn_lightning.whiteness.moments import FeatureMoments
 
@@ -40,10 +43,6 @@ class LayerWhiteness:
     def few_samples(self) -> bool:
         """Fewer samples than channels that vary, so that the covariance is singular whatever the layer does."""
         return self.num_samples < self.num_features - self.num_constant
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def measure_whiteness(
@@ -93,17 +92,15 @@ def feature_moments(
     chosen = choose_layers(model, layers, exclude)
     found: dict[str, FeatureMoments] = {}
 
-    def recorder(name: str) -> Callable[[Tensor], None]:
-        def take(features: Tensor) -> None:
-            if name not in found:
-                found[name] = FeatureMoments().to(features.device)
-            found[name].update(features)
-
-        return take
+    def record(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        features = features_before_affine(name, layer, args[0] if args else next(iter(kwargs.values())))
+        if name not in found:
+            found[name] = FeatureMoments().to(features.device)
+        found[name].update(features)
 
     with _without_a_trace(model), ExitStack() as hooks:
         for name, layer in chosen.items():
-            hooks.enter_context(record_features(name, layer, recorder(name)))
+            hooks.callback(layer.register_forward_hook(partial(record, name), with_kwargs=True).remove)
         for batch in images.split(batch_size):
             (forward or model)(batch)
     return {name: found[name] for name in chosen if name in found}
@@ -112,11 +109,7 @@ def feature_moments(
 def choose_layers(
     model: nn.Module, layers: str | Sequence[str] = ("*",), exclude: str | Sequence[str] = ()
 ) -> dict[str, nn.Module]:
-    """The normalisation layers that the patterns choose, by name; the name is that of the network before compiling.
-
-    Raises:
-        InputError: none, or a pattern that fits none.
-    """
+    """The normalisation layers that the patterns choose, by their names before compiling; none is an error."""
     norms = {name.replace("_orig_mod.", ""): layer for name, layer in named_norms(model)}
     layers, exclude = as_patterns(layers), as_patterns(exclude)
     check_patterns("normalisation layer", norms, [*layers, *exclude])
@@ -156,3 +149,53 @@ def _without_a_trace(model: nn.Module) -> Iterator[None]:
                 module.training = mode
     if failed is not None:
         raise failed
+
+
+def features_before_affine(name: str, layer: nn.Module, x: Tensor) -> Tensor:
+    """The layer's output for ``x`` with gamma 1 and beta 0, channels in dimension 1.
+
+    Computed, not divided out: a gamma of 0 would hide a channel. Of PyTorch's layers only the normalisation, without
+    what a subclass does after it; of others their forward with ``weight`` and ``bias`` at 1 and 0.
+    """
+    if isinstance(layer, _BatchNorm):
+        mean, variance = layer.running_mean, layer.running_var
+        return F.batch_norm(x, mean, variance, training=mean is None, eps=layer.eps)
+    if isinstance(layer, _InstanceNorm):
+        mean, variance = layer.running_mean, layer.running_var
+        return F.instance_norm(x, mean, variance, use_input_stats=mean is None, eps=layer.eps)
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, layer.num_groups, eps=layer.eps)
+    if isinstance(layer, nn.LayerNorm):
+        channels = _channel_dimension(name, layer, x)
+        return F.layer_norm(x.movedim(channels, -1), layer.normalized_shape, eps=layer.eps).movedim(-1, 1)
+    return _with_neutral_affine(layer, x)
+
+
+def _channel_dimension(name: str, layer: nn.LayerNorm, x: Tensor) -> int:
+    """Last, as LayerNorm has it, or 1 in a subclass for maps (``LayerNorm2d`` of torchvision and timm)."""
+    if len(layer.normalized_shape) != 1:
+        raise InputError(
+            f"{name}: a LayerNorm over {len(layer.normalized_shape)} dimensions, {list(layer.normalized_shape)}, does "
+            f"not say which of them holds the channels. Leave it out: exclude=[{name!r}]."
+        )
+    if type(layer).forward is nn.LayerNorm.forward or x.dim() == 2:
+        return x.dim() - 1
+    fitting = [dim for dim in (1, x.dim() - 1) if x.shape[dim] == layer.normalized_shape[0]]
+    if len(fitting) != 1:
+        raise InputError(
+            f"{name}: whether the {layer.normalized_shape[0]} channels of a {type(layer).__name__} with input "
+            f"{list(x.shape)} are in dimension 1 or the last cannot be told. Leave it out: exclude=[{name!r}]."
+        )
+    return fitting[0]
+
+
+def _with_neutral_affine(layer: nn.Module, x: Tensor) -> Tensor:
+    kept = {name: value for name, value in layer.named_parameters(recurse=False) if name in ("weight", "bias")}
+    for name, value in kept.items():
+        neutral = torch.ones_like(value) if name == "weight" else torch.zeros_like(value)
+        setattr(layer, name, nn.Parameter(neutral, requires_grad=False))
+    try:
+        return layer.forward(x)  # not the call, which would run the hook again
+    finally:
+        for name, value in kept.items():
+            setattr(layer, name, value)

@@ -4,7 +4,7 @@ All have one state, that of :class:`~swbn_lightning.whiteness.FeatureMoments`; i
 so that a batch is added up once. :func:`whiteness_metrics` makes such a collection.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,31 +17,17 @@ from swbn_lightning.whiteness.moments import FeatureMoments
 
 
 class _Measure(FeatureMoments):
-    measure: ClassVar[str] = ""
+    measure = ""
 
     def compute(self) -> Tensor:
         """A float64 scalar; NaN if no channel varied."""
-        return MEASURES[self._measure_name()](Matrices(self))
-
-    def _measure_name(self) -> str:
-        return self.measure
+        return MEASURES[self.measure](Matrices(self))
 
 
 class CorrelationDistance(_Measure):
-    """Correlation-to-identity distance, ``norm_F(Corr - I)``: 0 for uncorrelated features.
+    """Correlation-to-identity distance, ``norm_F(Corr - I)``: 0 for uncorrelated features."""
 
-    Args:
-        normalized: divide by ``sqrt(d (d - 1))``: the RMS off-diagonal correlation, in [0, 1], which compares
-            layers of different width.
-        kwargs: as torchmetrics' ``Metric``.
-    """
-
-    def __init__(self, normalized: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.normalized = normalized
-
-    def _measure_name(self) -> str:
-        return "rms" if self.normalized else "distance"
+    measure = "distance"
 
 
 class RMSCorrelation(_Measure):
@@ -93,10 +79,7 @@ class WhiteningLoss(_Measure):
         super().__init__(**kwargs)
         if criterion not in CRITERIA:
             raise unknown_name("whitening criterion", criterion, CRITERIA)
-        self.criterion = criterion
-
-    def _measure_name(self) -> str:
-        return self.criterion
+        self.measure = criterion
 
 
 class NumSamples(FeatureMoments):

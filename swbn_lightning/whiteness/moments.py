@@ -20,11 +20,8 @@ class FeatureMoments(Metric):
 
     ``update`` takes ``[N, C]`` or ``[N, C, ...]``: channels are dimension 1, every other position is a sample. The
     first update decides the number of channels ``d``; memory is ``d^2``. Batches, and in ``compute`` the parts of
-    several processes, are merged by the centred formula of Chan, Golub and LeVeque (1979): exactly, whatever their
-    sizes, and a large mean costs no precision. ``compute`` gives the correlation matrix; the measures reduce it.
-
-    Features of any dtype are added up in float64. Where the device has none (MPS), the state stays on the CPU and
-    features are brought there, whatever device the metric is moved to.
+    several processes, are merged by the centred formula of Chan, Golub and LeVeque (1979). ``compute`` gives the
+    correlation matrix; the measures reduce it. Where the device has no float64 (MPS), the state stays on the CPU.
 
     Args:
         kwargs: as torchmetrics' ``Metric``.
@@ -66,13 +63,6 @@ class FeatureMoments(Metric):
     def compute(self) -> Tensor:
         """The correlation matrix of the features that vary, ``[d', d']``; float64."""
         return self.correlation()
-
-    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Take in the state of another metric, as if it had seen that one's features, too."""
-        other = incoming_state.moments if isinstance(incoming_state, Metric) else incoming_state["moments"]
-        assert isinstance(other, Tensor)
-        self.moments = merge_moments(torch.stack(_same_size([self.moments, other])))
-        self._computed = None
 
     @property
     def num_features(self) -> int:
@@ -127,10 +117,6 @@ class FeatureMoments(Metric):
         """``N``. Independent features still show an RMS correlation of about ``1/sqrt(N)``."""
         return int(self.count)
 
-    def few_samples(self) -> bool:
-        """Whether there are fewer samples than channels that vary: then the covariance is singular."""
-        return self.num_samples() < self.num_features - self.num_constant()
-
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "FeatureMoments":
         if fn(torch.empty(0)).device.type in _NO_FLOAT64:
             return self
@@ -155,7 +141,11 @@ def merge_moments(parts: Tensor) -> Tensor:
 
 def gather_moments(moments: Tensor, group: Any = None) -> list[Tensor]:
     """The moments of every process; those of one without samples in the size of the others'."""
-    return _same_size(gather_all_tensors(moments, group))
+    parts = gather_all_tensors(moments, group)
+    sizes = {len(part) - 1 for part in parts if len(part) > 1}
+    if len(sizes) > 1:
+        raise InputError(f"features of {' and '.join(map(str, sorted(sizes)))} channels cannot be merged.")
+    return [_resized(part, max(sizes, default=0)) for part in parts]
 
 
 def _moments_of(rows: Tensor) -> Tensor:
@@ -166,13 +156,6 @@ def _moments_of(rows: Tensor) -> Tensor:
     moments[0, 1:] = moments[1:, 0] = mean
     torch.matmul(centred.mT, centred, out=moments[1:, 1:])
     return moments
-
-
-def _same_size(parts: list[Tensor]) -> list[Tensor]:
-    sizes = {len(part) - 1 for part in parts if len(part) > 1}
-    if len(sizes) > 1:
-        raise InputError(f"features of {' and '.join(map(str, sorted(sizes)))} channels cannot be merged.")
-    return [_resized(part, max(sizes, default=0)) for part in parts]
 
 
 def _resized(moments: Tensor, num_features: int) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch import Tensor
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import check_norms, named_norms
 from swbn_lightning.norms.surgery.patterns import as_patterns, check_patterns, fits
-from swbn_lightning.whiteness.kept import maps_of, measurements
 from swbn_lightning.whiteness.measure import LayerWhiteness, choose_layers, feature_moments, summarize
 from swbn_lightning.whiteness.measures import MEASURES
 from swbn_lightning.whiteness.moments import FeatureMoments
@@ -25,24 +25,19 @@ from swbn_lightning.whiteness.records import (
     CorrelationMap,
     append_whiteness,
     heatmap_name,
+    maps_of,
+    measurements,
     write_heatmap,
 )
-
-_SHARE = 0.05  # of an epoch's time, and
-_SECONDS = 10.0  # what a measurement has to take before its user is told
 
 
 class WhitenessMonitor(pl.Callback):
     """Logs how white the normalisation layers' outputs are, before training and after each epoch.
 
-    Measured before gamma and beta, in evaluation mode, on a fixed sample of validation images: the
-    correlation-to-identity distance ``norm_F(Corr - I)`` (``distance``), the RMS (``rms``) and mean absolute
-    (``mean_abs``) off-diagonal correlation,
-    ``norm_F(Cov - I)/sqrt(d)`` (``covariance``), ``effective_rank`` as a share of ``d``, ``log10_condition``, and the
-    paper's criteria C_KL and C_Fro of the covariance (``kl``, ``fro``), for every layer as
-    ``whiteness/<measure>/<layer>`` and their means over the layers as ``whiteness/<measure>/mean`` (without the layers
-    where a measure is infinite). Beside them ``num_samples`` and ``num_constant`` (channels left out because they
-    never vary) of every layer, and ``whiteness/seconds``, what the measurement took.
+    Measured before gamma and beta, in evaluation mode, on a fixed sample of validation images: the measures of
+    :class:`.LayerWhiteness` for every layer as ``whiteness/<measure>/<layer>``, their means over the layers as
+    ``whiteness/<measure>/mean`` (without the layers where a measure is infinite), and ``whiteness/seconds``, what the
+    measurement took.
 
     Modes, state and random streams of the model stay what they were; compiled networks run uncompiled for it. Every
     process measures the same whole sample, so that one and several give the same values. In a run's folder
@@ -50,9 +45,7 @@ class WhitenessMonitor(pl.Callback):
     ``whiteness.png`` and a heatmap of the correlation matrix before and after training are drawn there, and shown in
     TensorBoard; every number in them is in the CSV file of the same name. The whole history is part of the checkpoint.
 
-    After each epoch it also warns of what :func:`swbn_lightning.check_norms` finds: batches that were not finite, too
-    few samples, a whitening matrix that has grown; each once a layer and training. And once if a measurement takes
-    more than 5% of an epoch and 10 seconds.
+    After each epoch it also warns of what :func:`swbn_lightning.check_norms` finds, each once a layer and training.
 
     A network without normalisation layers is left alone, and so, with a warning, is one whose parameters are sharded
     over processes (FSDP, DeepSpeed, tensor parallel).
@@ -110,7 +103,6 @@ class WhitenessMonitor(pl.Callback):
         self.rows: list[dict[str, Any]] = []
         self._maps: dict[str, dict[str, CorrelationMap]] = {}  # by layer; "before" and "after"
         self._folder: Path | None = None
-        self._epoch_start = 0.0
         self._unmeasured: int | None = None  # the epoch that ended last, if it was not measured
         self._warned: set[tuple[str, str]] = set()
 
@@ -125,11 +117,7 @@ class WhitenessMonitor(pl.Callback):
         elif self._folder is not None and not (self._folder / WHITENESS_FILE).exists():
             self._write(trainer, self.rows)  # resumed in another folder: what the checkpoint knows
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._epoch_start = time.perf_counter()
-
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        epoch_seconds = time.perf_counter() - self._epoch_start
         for finding in check_norms(pl_module):
             self._warn_once(finding.name, finding.kind, str(finding))
         if not self._measures(trainer, pl_module):
@@ -138,14 +126,7 @@ class WhitenessMonitor(pl.Callback):
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         self._unmeasured = trainer.current_epoch
         if last or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            seconds = self._measure(trainer, pl_module, trainer.current_epoch)
-            if seconds > max(_SHARE * epoch_seconds, _SECONDS):
-                self._warn_once(
-                    "",
-                    "slow",
-                    f"WhitenessMonitor took {seconds:.0f} s after an epoch of {epoch_seconds:.0f} s. Fewer num_images, "
-                    "fewer layers or a larger every_n_epochs take less.",
-                )
+            self._measure(trainer, pl_module, trainer.current_epoch)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._unmeasured is not None:
@@ -178,8 +159,8 @@ class WhitenessMonitor(pl.Callback):
             return False
         return True
 
-    def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> float:
-        """Measure, keep, log; returns the seconds that it took."""
+    def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
+        """Measure, keep, log."""
         start = time.perf_counter()
         self._unmeasured = None
         moments = self._moments(trainer, pl_module)
@@ -194,7 +175,7 @@ class WhitenessMonitor(pl.Callback):
         means = {measure: _mean(measured, measure) for measure in MEASURES}
         self.history.append({"epoch": epoch, "step": step, **means})
         rows: list[dict[str, Any]] = [
-            {"epoch": epoch, "step": step, "layer": name, **layer.as_dict()} for name, layer in measured.items()
+            {"epoch": epoch, "step": step, "layer": name, **asdict(layer)} for name, layer in measured.items()
         ]
         seconds = time.perf_counter() - start
         rows.append({"epoch": epoch, "step": step, "layer": MEAN, **means, "seconds": seconds})
@@ -206,7 +187,6 @@ class WhitenessMonitor(pl.Callback):
             values |= {f"whiteness/{key}/{row['layer']}": value for key, value in given.items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step)
-        return seconds
 
     def _moments(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, FeatureMoments]:
         precision = trainer.precision_plugin

@@ -91,32 +91,17 @@ def whiteness_by_layer(rows: Sequence[Mapping[str, Any]], measure: str = "rms") 
     Raises:
         InputError: an unknown measure, or no rows.
     """
-    if measure not in MEASURES:
-        raise unknown_name("measure", measure, MEASURES)
-    if not rows:
-        raise InputError("no rows of whiteness to draw.")
-    layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != MEAN))
-    values = {(row["epoch"], row["layer"]): _finite(row.get(measure, math.nan)) for row in rows}
-    epochs = sorted({row["epoch"] for row in rows})
-    figure = new_figure(8.4, 3.9)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    figure, left, right = _panels(measure, [rows])
+    layers, values, epochs = _layers(rows), _values(rows, measure), _epochs(rows)
     for line, epoch in enumerate(_spread(epochs)):
+        label = "before training" if epoch < 0 else f"after epoch {epoch + 1}"
         left.plot(
-            range(len(layers)),
-            [values.get((epoch, layer), math.nan) for layer in layers],
-            color=OKABE_ITO[line],
-            marker=MARKERS[line],
-            markersize=4,
-            linewidth=1.4,
-            label="before training" if epoch < 0 else f"after epoch {epoch + 1}",
+            range(len(layers)), [values.get((epoch, layer), math.nan) for layer in layers], label=label, **_style(line)
         )
-    _label_layers(left, layers)
-    left.set_ylabel(LABELS[measure], fontsize=10)
-    left.set_ylim(bottom=0)
     _draw_course(right, epochs, layers, values)
     for axes, columns in ((left, 3), (right, 1)):
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8, frameon=False, borderpad=0)
-        _plain_axes(axes)
+    _label_panels(left, right, layers, measure)
     return figure
 
 
@@ -130,41 +115,66 @@ def compare_whiteness(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: 
     Raises:
         InputError: an unknown measure, no runs, or one without rows.
     """
-    if measure not in MEASURES:
-        raise unknown_name("measure", measure, MEASURES)
-    if not runs or not all(runs.values()):
-        raise InputError("no rows of whiteness to compare.")
-    names = list(dict.fromkeys(row["layer"] for rows in runs.values() for row in rows if row["layer"] != MEAN))
-    figure = new_figure(8.4, 3.9)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    figure, left, right = _panels(measure, list(runs.values()))
+    names = _layers([row for rows in runs.values() for row in rows])
     for number, (label, rows) in enumerate(runs.items()):
-        style: dict[str, Any] = {
-            "color": OKABE_ITO[number % len(OKABE_ITO)],
-            "marker": MARKERS[(number + number // len(OKABE_ITO)) % len(MARKERS)],
-            "markersize": 4,
-            "linewidth": 1.4,
-        }
-        values = {(row["epoch"], row["layer"]): _finite(row.get(measure, math.nan)) for row in rows}
-        epochs = sorted({row["epoch"] for row in rows})
-        left.plot(
-            range(len(names)),
-            [values.get((epochs[-1], name), math.nan) for name in names],
-            label=plain_text(label),
-            **style,
-        )
-        right.plot([epoch + 1 for epoch in epochs], [values.get((epoch, MEAN), math.nan) for epoch in epochs], **style)
-    _label_layers(left, names)
-    left.set_ylabel(LABELS[measure], fontsize=10)
-    left.set_ylim(bottom=0)
+        values, epochs = _values(rows, measure), _epochs(rows)
+        last = [values.get((epochs[-1], name), math.nan) for name in names]
+        left.plot(range(len(names)), last, label=plain_text(label), **_style(number))
+        means = [values.get((epoch, MEAN), math.nan) for epoch in epochs]
+        right.plot([epoch + 1 for epoch in epochs], means, **_style(number))
     left.set_title("after the last epoch measured", fontsize=10)
     right.set_title("mean of the layers", fontsize=10)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
+    _label_panels(left, right, names, measure)
+    return figure
+
+
+def _panels(measure: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Figure, Axes, Axes]:
+    """A wide panel for lines by layer, and one for lines by epoch."""
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    if not runs or not all(runs):
+        raise InputError("no rows of whiteness to draw.")
+    figure = new_figure(8.4, 3.9)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    return figure, left, right
+
+
+def _label_panels(left: Axes, right: Axes, layers: list[str], measure: str) -> None:
+    step = math.ceil(len(layers) / _MOST_TICKS) or 1
+    names = [plain_text(name) for name in _short(layers)[::step]]
+    left.set_xticks(range(0, len(layers), step), names, rotation=90, fontsize=7)
+    left.set_xlabel("layer, from input to output", fontsize=10)
+    left.set_ylabel(LABELS[measure], fontsize=10)
+    left.set_ylim(bottom=0)
     whole_numbers(right)
     right.tick_params(axis="x", labelsize=8)
     right.set_xlabel("epochs trained", fontsize=10)
-    figure.legend(loc="outside upper left", ncols=2, fontsize=8, frameon=False)
     for axes in (left, right):
-        _plain_axes(axes)
-    return figure
+        axes.grid(alpha=0.3, linewidth=0.6)
+        axes.tick_params(axis="y", labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def _style(number: int) -> dict[str, Any]:
+    count = len(OKABE_ITO)
+    marker = MARKERS[(number + number // count) % len(MARKERS)]
+    return {"color": OKABE_ITO[number % count], "marker": marker, "markersize": 4, "linewidth": 1.4}
+
+
+def _layers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != MEAN))
+
+
+def _epochs(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    return sorted({row["epoch"] for row in rows})
+
+
+def _values(rows: Sequence[Mapping[str, Any]], measure: str) -> dict[tuple[int, str], float]:
+    """By epoch and layer; NaN for what is not finite."""
+    found = {(row["epoch"], row["layer"]): row.get(measure, math.nan) for row in rows}
+    return {key: value if math.isfinite(value) else math.nan for key, value in found.items()}
 
 
 def _draw_map(axes: Axes, found: CorrelationMap, signed: bool) -> Any:
@@ -193,20 +203,6 @@ def _say_epochs(panels: Sequence[Axes], maps: Sequence[CorrelationMap | None]) -
             axes.set_title(f"{above}\n{own}" if above else own, fontsize=10)
 
 
-def _label_layers(axes: Axes, layers: list[str]) -> None:
-    step = math.ceil(len(layers) / _MOST_TICKS) or 1
-    axes.set_xticks(
-        range(0, len(layers), step), [plain_text(name) for name in _short(layers)[::step]], rotation=90, fontsize=7
-    )
-    axes.set_xlabel("layer, from input to output", fontsize=10)
-
-
-def _plain_axes(axes: Axes) -> None:
-    axes.grid(alpha=0.3, linewidth=0.6)
-    axes.tick_params(axis="y", labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def _draw_course(axes: Axes, epochs: list[int], layers: list[str], values: Mapping[tuple[int, str], float]) -> None:
     x = [epoch + 1 for epoch in epochs]
     found = np.array([[values.get((epoch, layer), math.nan) for layer in layers] for epoch in epochs])
@@ -214,9 +210,6 @@ def _draw_course(axes: Axes, epochs: list[int], layers: list[str], values: Mappi
     axes.fill_between(x, known.min(1), known.max(1), color=OKABE_ITO[0], alpha=0.2, linewidth=0, label="all layers")
     mean = [values.get((epoch, MEAN), math.nan) for epoch in epochs]
     axes.plot(x, mean, color="#000000", marker="o", markersize=3, linewidth=1.6, label="mean of the layers")
-    whole_numbers(axes)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel("epochs trained", fontsize=10)
 
 
 def _spread(epochs: list[int]) -> list[int]:
@@ -237,7 +230,3 @@ def _short(layers: list[str]) -> list[str]:
 
 def _epoch_words(found: CorrelationMap) -> str:
     return "before training" if found.epoch < 0 else f"after epoch {found.epoch + 1}"
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else math.nan

@@ -25,28 +25,23 @@ _ROW = ("epoch", "step", "layer")
 _MAP_COLUMNS = ("map", "epoch", "num_features", "rms", "channel")
 _MOST_CHANNELS = 1_024  # of a matrix that is read
 COLUMNS = (*_ROW, *MEASURES, *COUNTS, "seconds")
+# In a checkpoint, which may be anybody's: rows (200 layers after 1,000 epochs), channels, letters of a name, numbers.
+_MOST_ROWS, _MOST_KEPT, _LONGEST_NAME, _LARGEST = 200_000, 4096, 300, 1e100
 
 
 def append_whiteness(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to ``whiteness.csv``, with a header where it is new.
-
-    Args:
-        path: of the file.
-        rows: by :data:`COLUMNS`; what a row does not have stays empty.
+    """Append rows to ``whiteness.csv``, with a header where it is new; what a row does not have stays empty.
 
     Raises:
         InputError: the file has other columns.
     """
-    torn = False
-    if path.exists() and path.stat().st_size:
+    torn, new = False, not (path.exists() and path.stat().st_size)
+    if not new:
         with path.open(encoding="utf-8", newline="") as file:
             header = next(csv.reader(file), [])
             torn = not file.read().endswith("\n")  # the writer was killed in the middle of a line
         if tuple(header) != COLUMNS:
             raise InputError(f"{path} has the columns {header}, not {list(COLUMNS)}; move it away to go on.")
-        new = False
-    else:
-        new = True
     with path.open("a", encoding="utf-8", newline="") as file:
         file.write("\n" if torn else "")
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -106,12 +101,8 @@ def heatmap_name(layer: str) -> str:
 def write_heatmap(path: Path, maps: Mapping[str, CorrelationMap]) -> None:
     """Write correlation matrices to a CSV file, whole or not at all.
 
-    A line is a row of one matrix: ``map, epoch, num_features, rms, channel``, then a column for each channel that one
-    of the matrices has. What has no value is empty.
-
-    Args:
-        path: of the file.
-        maps: by what they are called (``"before"``, ``"after"``).
+    A line is a row of one matrix (``"before"``, ``"after"``), with a column for each channel that one of them has. What
+    has no value is empty.
     """
     channels = sorted({channel for found in maps.values() for channel in found.channels})
     text = io.StringIO()
@@ -147,3 +138,48 @@ def _map_of(lines: list[dict[str, str]]) -> CorrelationMap:
     first = lines[0]
     epoch, num_features = whole(first["epoch"]), whole(first["num_features"])
     return CorrelationMap(channels, torch.tensor(matrix, dtype=torch.float64), epoch, num_features, float(first["rms"]))
+
+
+def measurements(found: Any) -> list[dict[str, Any]]:
+    """The rows of whiteness in a checkpoint; none where one of them is no measurement."""
+    rows = found if isinstance(found, list) and len(found) <= _MOST_ROWS else []
+    return [dict(row) for row in rows] if all(_is_measurement(row) for row in rows) else []
+
+
+def maps_of(found: Any) -> dict[str, dict[str, CorrelationMap]]:
+    """The correlation matrices in a checkpoint, by layer; none where one of them is no such matrix."""
+    try:
+        maps = {layer: {kind: CorrelationMap(**own) for kind, own in kinds.items()} for layer, kinds in found.items()}
+    except (AttributeError, TypeError):
+        return {}
+    good = all(_is_name(layer) and kinds.keys() <= {"before", "after"} for layer, kinds in maps.items())
+    return maps if good and all(_is_map(own) for kinds in maps.values() for own in kinds.values()) else {}
+
+
+def _is_measurement(row: Any) -> bool:
+    if not isinstance(row, dict) or not {"epoch", "step", "distance", "rms"} <= row.keys() <= set(COLUMNS):
+        return False
+    if type(row["epoch"]) is not int or type(row["step"]) is not int or not _is_name(row.get("layer", "mean")):
+        return False
+    return all(_is_number(value) for key, value in row.items() if key != "layer")
+
+
+def _is_map(own: CorrelationMap) -> bool:
+    matrix, channels = own.correlation, own.channels
+    if type(matrix) is not Tensor or matrix.device.type != "cpu" or matrix.layout != torch.strided:
+        return False
+    if not isinstance(channels, list) or not 0 < len(channels) <= _MOST_KEPT:
+        return False
+    whole = all(type(number) is int and 0 <= number < 10**9 for number in (*channels, own.num_features))
+    shaped = matrix.is_floating_point() and matrix.shape == (len(channels), len(channels))
+    return whole and shaped and type(own.epoch) is int and _is_number(own.epoch) and type(own.rms) is float
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and 0 < len(value) <= _LONGEST_NAME
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is int:
+        return abs(value) < _LARGEST
+    return type(value) is float and (abs(value) < _LARGEST or not math.isfinite(value))

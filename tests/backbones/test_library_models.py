@@ -23,9 +23,7 @@ def whitening(model):
     ("name", "norms", "width", "channels"),
     [
         ("torchvision/resnet18", 20, 512, 1),
-        ("torchvision/resnet18", 20, 512, 3),
-        ("timm/resnet10t", 14, 512, 1),
-        ("timm/resnet26", 29, 2048, 3),
+        ("timm/resnet10t", 14, 512, 3),
     ],
 )
 def test_a_network_of_a_library_trains_a_step_from_the_same_weights(name, norms, width, channels):
@@ -47,8 +45,7 @@ def test_a_network_of_a_library_trains_a_step_from_the_same_weights(name, norms,
 @pytest.mark.parametrize(
     "name",
     # All ways to end: fc, classifier of one or more layers, a convolution; pooling by a layer or a call; aux heads.
-    ["resnet18", "alexnet", "densenet121", "mobilenet_v3_small", "mnasnet0_5", "squeezenet1_1", "shufflenet_v2_x0_5",
-     "regnet_y_400mf", "googlenet"],
+    ["resnet18", "alexnet", "densenet121", "mnasnet0_5", "squeezenet1_1", "googlenet"],
 )  # fmt: skip
 def test_torchvisions_features_are_what_its_last_layer_gets(name):
     backbone = build_backbone(f"torchvision/{name}").eval()
@@ -65,8 +62,8 @@ def test_torchvisions_features_are_what_its_last_layer_gets(name):
         expected = got[0] if got[0].dim() == 2 else got[0].mean((2, 3))  # SqueezeNet's is a map
         torch.testing.assert_close(features, expected)
         assert features.shape == (1, backbone.num_features)
-        if name in ("alexnet", "mobilenet_v3_small"):
-            with pytest.raises(ValueError, match=r"no feature map \[N, (4096|1024), h, w\]: it has layers between"):
+        if name == "alexnet":
+            with pytest.raises(ValueError, match=r"no feature map \[N, 4096, h, w\]: it has layers between"):
                 backbone.forward_features(images)
         else:
             torch.testing.assert_close(backbone.forward_features(images).mean((2, 3)), features)
@@ -83,7 +80,7 @@ def test_a_converted_network_keeps_its_map_and_a_transformer_has_none():
         transformer.forward_features(torch.zeros(1, 3, 32, 32))
 
 
-@pytest.mark.parametrize(("name", "width"), [("resnet10t", 512), ("test_resnet", 96), ("mobilenetv3_small_050", 1024)])
+@pytest.mark.parametrize(("name", "width"), [("resnet10t", 512), ("mobilenetv3_small_050", 1024)])
 def test_timms_features_are_its_own(name, width):
     torch.manual_seed(0)
     backbone = build_backbone(f"timm/{name}").eval()
@@ -128,20 +125,11 @@ def test_which_layers_are_converted_is_an_option():
     assert slow.network.bn1.momentum == 0.01
 
 
-@pytest.mark.parametrize("name", ["torchvision/resnet18", "timm/resnet10t"])
-def test_options_of_the_package_go_through(name):
-    arguments = {"zero_init_residual": True} if name.startswith("torchvision") else {"zero_init_last": True}
-    backbone = build_backbone(name, "swbn-fro", model_args=arguments)
-    last = backbone.network.layer1[0].bn2
-    assert isinstance(last, WhiteningNorm) and not last.weight.any()
-
-
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("torchvision/resnet19", {}, "unknown torchvision model 'resnet19'; did you mean 'resnet18'"),
         ("timm/resnet27", {}, "unknown timm model 'resnet27'; did you mean.*'resnet26"),
-        ("torchvision/qqq", {}, r"unknown torchvision model 'qqq'; torchvision has \d\d"),
         ("torchvison/resnet18", {}, "'torchvison/resnet18'; did you mean 'torchvision/<model>'.*vgg, wrn"),
         ("timm/", {}, "unknown backbone 'timm/'; did you mean 'timm/<model>'"),
         ("torchvision/resnet18", {"in_channels": 2}, "in_channels=2; 3 will do, and 1"),
@@ -151,8 +139,6 @@ def test_options_of_the_package_go_through(name):
         ("timm/resnet10t.mine", {}, "timm/resnet10t.mine cannot be made: .*tag"),
         ("timm/resnet10t", {"model_args": {"num_classes": 5}}, "model_args must not have 'num_classes'"),
         ("torchvision/squeezenet1_1", {"norm": "swbn-fro"}, "SqueezeNet has no BatchNorm layer to convert"),
-        ("timm/vit_tiny_patch16_224", {"norm": "iternorm"}, "VisionTransformer has no BatchNorm layer to convert"),
-        ("timm/test_vit", {"norm": "bn", "include": "blocks*"}, "no BatchNorm layer to convert"),
     ],
 )
 def test_errors_name_what_would_work(name, options, words):
@@ -215,11 +201,11 @@ def test_an_image_that_the_network_cannot_take_is_refused_by_a_trial():
 
 @pytest.mark.parametrize("argument", ["checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"])
 def test_no_argument_names_a_file_to_be_read(argument, tmp_path):
-    with pytest.raises(ValueError, match=f"model_args must not have '{argument}'; weights of one's own come in by"):
+    with pytest.raises(ValueError, match=f"model_args must not have '{argument}'; .*Weights of one's own come in by"):
         build_backbone("timm/resnet10t", model_args={argument: str(tmp_path)})
 
 
-@pytest.mark.parametrize("version", ["0.9.16", "1.0.9", "1.0.25.dev0"])
+@pytest.mark.parametrize("version", ["0.9.16", "1.0.25.dev0"])
 def test_an_old_timm_would_run_what_a_pickle_says(version, monkeypatch):
     monkeypatch.setattr(timm, "__version__", version)
     with pytest.raises(ValueError, match=rf"timm {version} loads weights that may run code; .*timm>=1\.0\.26"):

@@ -32,11 +32,6 @@ class TwoCalls(Net):
         return self.norm(self.conv(self.norm(self.conv(x))))
 
 
-class NormElsewhere(Net):
-    def forward(self, x):
-        return self.norm(self.conv(self.norm(x)))
-
-
 class WeightUsed(Net):
     def forward(self, x):
         return self.norm(self.conv(x)) + torch.nn.functional.conv2d(x, self.conv.weight)
@@ -57,24 +52,10 @@ class Optional(Net):
         return self.norm(y)
 
 
-class OptionalOtherWay(Net):
-    def forward(self, x, plain=None):
-        y = self.conv(x)
-        if plain is None:
-            y = y + x
-        return self.norm(y)
-
-
 class Flag(Net):
     def forward(self, x, features=False):
         y = self.conv(x)
         return y if features else self.norm(y)
-
-
-class FlagBehind(Net):
-    def forward(self, x, relu: bool = False):
-        y = self.norm(self.conv(x))
-        return torch.relu(y) if relu else y
 
 
 class Untraceable(Net):

@@ -140,24 +140,6 @@ def test_derivatives_of_second_order(launched):
         assert_near(mine, theirs, 1e-5)
 
 
-def test_a_batch_of_gradients_at_once_and_some_gradients_alone():
-    norm = SWBN1d(16, eps=EPS)
-    inputs = torch.randn(30, 16, requires_grad=True)
-    y = norm(inputs)
-    upstream = torch.randn(3, 30, 16)
-    for of in ((inputs,), (norm.weight, norm.bias), (norm.bias, inputs)):
-        batched = torch.autograd.grad(y, of, upstream, is_grads_batched=True, retain_graph=True)
-        for i in range(3):
-            alone = torch.autograd.grad(y, of, upstream[i], retain_graph=True)
-            for mine, theirs in zip(batched, alone, strict=True):
-                torch.testing.assert_close(mine[i], theirs, rtol=1e-4, atol=1e-5)
-    frozen = SWBN1d(16, affine=False)
-    assert not frozen(inputs.detach()).requires_grad
-    norm.weight.requires_grad_(False)
-    norm(inputs.detach()).sum().backward()
-    torch.testing.assert_close(norm.bias.grad, torch.full((16,), 30.0))
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_changes_nothing(reentrant, launched):
     torch.manual_seed(0)
@@ -208,30 +190,6 @@ def test_no_tensor_is_written_but_the_output_and_the_gradient(launched):
     assert forward.made - interpreters_own == backward.made - interpreters_own == {"aten.new_empty_strided.default"}
     assert forward.copies == backward.copies == 0
     assert [tensor.data_ptr() for tensor in saved if tensor.numel() == x.numel()] == [x.data_ptr()]
-
-
-def test_around_the_layer():
-    """An activation in place behind it, two forwards before a backward, autocast, inference mode, expanded gradient."""
-    torch.manual_seed(0)
-    norm = SWBN2d(16, step_size=0.1)
-    a, b = channels_last(4, 16, 5, 5).requires_grad_(), channels_last(4, 16, 5, 5).requires_grad_()
-    torch.relu(copy.deepcopy(norm)(a)).sum().backward()
-    expected, a.grad = a.grad, None
-    y = norm(a)
-    assert not y._is_view()
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        other = norm(b)
-    assert other.dtype == torch.float32
-    (torch.relu_(y).sum() + other.sum()).backward()
-    torch.testing.assert_close(a.grad, expected)
-    with torch.inference_mode():
-        norm(a)
-    assert norm.num_batches_tracked == 3
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # as BatchNorm: x is kept
-        x = a.detach().requires_grad_() * 1
-        y = norm(x)
-        x.mul_(2)
-        y.sum().backward()
 
 
 def test_what_no_kernel_is_for_runs_by_the_stock_operators(launched, monkeypatch):

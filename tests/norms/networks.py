@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torchvision import models
 from torchvision.models.densenet import DenseNet
-from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig
+from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 from torchvision.models.maxvit import MaxVit
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.vgg import VGG, make_layers
 
 from swbn_lightning.norms.base import WhiteningNorm
@@ -25,41 +25,21 @@ def _vgg():
 TORCHVISION = {
     "vgg_bn": (_vgg, 32),
     "resnet": (lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10), 32),
-    "resnext": (lambda: ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10, groups=8, width_per_group=4), 32),
-    "wide_resnet": (lambda: ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10, width_per_group=32), 32),
     "densenet": (lambda: DenseNet(8, (2, 3), 16, num_classes=10), 32),
     "inception_v3": (lambda: models.inception_v3(num_classes=10, aux_logits=False, init_weights=False), 96),
     "googlenet": (lambda: models.googlenet(num_classes=10, aux_logits=False, init_weights=False), 32),
     "shufflenet_v2": (lambda: models.shufflenet_v2_x0_5(num_classes=10), 32),
     "mobilenet_v2": (lambda: models.mobilenet_v2(num_classes=10, width_mult=0.25), 32),
     "mobilenet_v3": (lambda: models.mobilenet_v3_small(num_classes=10), 32),
-    "mnasnet": (lambda: models.mnasnet0_5(num_classes=10), 32),
     "efficientnet": (lambda: EfficientNet([MBConvConfig(4, 3, 2, 16, 24, 2, width_mult=0.5)], 0.1, num_classes=10), 32),
-    "efficientnet_v2": (
-        lambda: EfficientNet([FusedMBConvConfig(2, 3, 2, 16, 24, 2), MBConvConfig(4, 3, 2, 24, 32, 1)], 0.1,
-                             num_classes=10, last_channel=64), 32,
-    ),
-    "regnet_x": (lambda: models.regnet_x_400mf(num_classes=10), 32),
     "regnet_y": (lambda: models.regnet_y_400mf(num_classes=10), 32),
     "maxvit": (
         lambda: MaxVit(input_size=(32, 32), stem_channels=8, partition_size=2, block_channels=[8, 16],
                        block_layers=[1, 1], head_dim=4, stochastic_depth_prob=0.0, num_classes=10), 32,
     ),
 }  # fmt: skip
-_LARGE = {
-    "resnext",
-    "wide_resnet",
-    "densenet",
-    "inception_v3",
-    "googlenet",
-    "regnet_x",
-    "regnet_y",
-    "maxvit",
-    "mnasnet",
-}
+_LARGE = {"densenet", "inception_v3", "googlenet", "regnet_y", "maxvit"}
 FAMILIES = [pytest.param(name, marks=pytest.mark.slow) if name in _LARGE else name for name in TORCHVISION]
-# The rest of torchvision's classification families has no BatchNorm at all.
-WITHOUT = {"alexnet": models.alexnet, "squeezenet": models.squeezenet1_1}
 
 
 def lived(model, seed=0):

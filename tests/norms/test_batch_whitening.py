@@ -25,8 +25,7 @@ def make(kind, shape, groups=1, **options):
     return norm, reference
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "groups"), list(zip(SHAPES, (1, 3, 1, 3), strict=True)), ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_and_evaluation_follow_the_reference(kind, shape, groups):
     norm, reference = make(kind, shape, groups)
@@ -43,9 +42,9 @@ def test_training_and_evaluation_follow_the_reference(kind, shape, groups):
     np.testing.assert_allclose(y, from_columns(reference.predict(to_columns(x)), shape), atol=1e-9)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES[::2], ids=str)
+@pytest.mark.parametrize(
+    ("training", "groups", "shape"), [(True, 1, (40, 6)), (True, 2, (8, 6, 4, 5)), (False, 2, (40, 6))]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_go_through_the_whitening(kind, shape, groups, training):
     norm, reference = make(kind, shape, groups)
@@ -71,20 +70,6 @@ def test_gradients_go_through_the_whitening(kind, shape, groups, training):
         assert norm.bias.grad[channel].item() == pytest.approx(beta, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize(("kind", "options"), [("iternorm", {"num_iterations": 25}), ("dbn", {})])
-def test_groups_of_very_different_scale_come_out_white_each(kind, options):
-    rng = np.random.default_rng(0)
-    shape = (64, 9, 4, 4)
-    x = rng.normal(size=shape) + 0.7 * rng.normal(size=(64, 1, 4, 4))
-    x *= np.repeat([1e-2, 1.0, 1e4], 3).reshape(1, 9, 1, 1)
-    norm = LAYERS[kind][1](9, num_groups=3, eps=0.0, affine=False, **options)
-    y = to_columns(norm(torch.from_numpy(x).float()).double().numpy())
-    for block in y.reshape(3, 3, -1):
-        np.testing.assert_allclose(block @ block.T / block.shape[1], np.eye(3), atol=2e-3)
-    # Not one projection for all: across groups the channels stay correlated.
-    assert abs(y[0] @ y[8] / y.shape[1]) > 0.05
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-10)])
 def test_many_iterations_stay_at_the_root(dtype, tolerance):
     # The iteration as printed is unstable here: 25 steps of it end at 1e4 and more.
@@ -104,7 +89,7 @@ def newton_as_printed(s, iterations):
     return p / trace.sqrt()
 
 
-@pytest.mark.parametrize("iterations", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_gradient_of_newtons_iteration(iterations):
     torch.manual_seed(0)
     root = torch.randn(2, 4, 4, dtype=torch.float64)
@@ -120,22 +105,7 @@ def test_gradient_of_newtons_iteration(iterations):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
-def test_zca_is_the_inverse_root_and_its_gradient_is_right():
-    torch.manual_seed(0)
-    root = torch.randn(3, 5, 5, dtype=torch.float64)
-    s = root @ root.mT + 0.1 * torch.eye(5, dtype=torch.float64)
-    w = zca_inverse_sqrt(s)
-    torch.testing.assert_close(w @ s @ w, torch.eye(5, dtype=torch.float64).expand(3, 5, 5))
-    torch.testing.assert_close(w, w.mT)
-
-    def symmetric(values):
-        return zca_inverse_sqrt((values + values.mT) / 2)
-
-    assert torch.autograd.gradcheck(symmetric, s.requires_grad_())
-    assert torch.autograd.gradgradcheck(symmetric, s)
-
-
-@pytest.mark.parametrize("gap", [0.0, 1e-12, 1e-7])
+@pytest.mark.parametrize("gap", [0.0, 1e-7])
 def test_dbn_gradient_is_finite_and_right_where_eigenvalues_are_equal(gap):
     # Around S = c I the derivative of S^(-1/2) is -c^(-3/2) / 2 times the identity map.
     s = torch.diag(torch.tensor([4.0, 4.0 + gap, 4.0 - gap], dtype=torch.float64)).requires_grad_()
@@ -157,7 +127,7 @@ def test_dbn_stays_finite_where_rounding_makes_an_eigenvalue_negative():
     assert y.isfinite().all() and x.grad.isfinite().all() and norm.whitening_matrix.isfinite().all()
 
 
-@pytest.mark.parametrize(("features", "groups"), [(64, 4), (16, 1), (10, 1), (34, 17), (24, 2), (17, 17)])
+@pytest.mark.parametrize(("features", "groups"), [(64, 4), (10, 1), (34, 17)])
 def test_dbn_groups_by_the_largest_divisor_up_to_16(features, groups):
     assert DBN2d(features).num_groups == groups
 

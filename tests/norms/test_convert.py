@@ -7,8 +7,8 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torchvision.models.resnet import Bottleneck, ResNet
-from torchvision.ops.misc import FrozenBatchNorm2d
 
 from swbn_lightning import NormFactory, SWBN1d, SWBN2d, append_norm, convert_norms, revert_norms
 from swbn_lightning.backbones import build_backbone
@@ -17,7 +17,6 @@ from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.surgery.wrappers import AppendedNorm, NormAct
 from tests.norms.networks import FAMILIES, TORCHVISION, lived, relative_error, same_state
 
-TIMM = {"mobilenetv3_small_050": 64, "ghostnet_050": 64}
 SWBN = NormFactory("swbn-fro", step_size=1e-3)
 
 
@@ -64,9 +63,8 @@ def test_every_torchvision_family(family):
     round_trip(make(), size)
 
 
-@pytest.mark.parametrize("name", TIMM)
-def test_timm(name):
-    round_trip(timm.create_model(name, num_classes=10), TIMM[name])
+def test_timms_layers_with_an_activation():
+    round_trip(timm.create_model("mobilenetv3_small_050", num_classes=10), 64)
 
 
 @pytest.mark.parametrize("name", ["swbn-kl", "iternorm", "dbn", "bn"])
@@ -95,56 +93,36 @@ def test_other_norms_keep_what_they_have_no_place_for(name):
 
 
 def test_paper_placements():
-    # ResNetV1-32's (appendix E): all but projection shortcuts; ours and torchvision's names.
+    # ResNetV1-32's (appendix E): all but projection shortcuts.
     model = convert_norms(build_backbone("resnet20"), SWBN, exclude=["*shortcut*"])
     shortcuts = [name for name, module in named_norms(model) if type(module) is nn.BatchNorm2d]
     assert len(shortcuts) == 2 and all("shortcut" in name for name in shortcuts) and count(model) == 19
     # ResNet-50's on ImageNet (section 4.2.2): the first one, and one more before the last linear.
     model = lived(ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10))
     state = copy.deepcopy(model.state_dict())
-    convert_norms(model, SWBN, include=["bn1"])
-    append_norm(model, "fc", SWBN)
-    assert count(model) == 2 and type(model.bn1) is SWBN2d
-    assert isinstance(model.fc, AppendedNorm) and type(model.fc.norm) is SWBN1d and model.fc.norm.num_features == 2048
+    append_norm(convert_norms(model, SWBN, include="bn1"), "fc", SWBN)
+    assert count(model) == 2 and type(model.bn1) is SWBN2d and type(model.fc.norm) is SWBN1d
     assert not model.fc.norm.training  # as the layer it stands before
     assert train_a_step(model, torch.randn(4, 3, 32, 32))
     revert_norms(model)
-    assert list(model.state_dict()) == list(state) and count(model) == 0 and isinstance(model.fc, nn.Linear)
+    assert list(model.state_dict()) == list(state) and count(model) == 0
 
 
-def test_patterns():
+def test_patterns_and_options_of_the_factory():
     model = TORCHVISION["resnet"][0]()
-    convert_norms(model, SWBN, include=["layer1.*", "bn1"], exclude=["*.bn2"])
+    convert_norms(model, NormFactory("swbn", eps=1e-3), include=["layer1.*", "bn1"], exclude=["*.bn2"])
     assert [name for name, m in named_norms(model) if isinstance(m, SWBN2d)] == ["bn1", "layer1.0.bn1"]
-    with pytest.raises(ValueError, match=r"no BatchNorm layer fits 'layer9.\*'; the model's: layer1.0.bn2"):
-        convert_norms(model, SWBN, include=["layer9.*"])
-    with pytest.raises(ValueError, match=r"no BatchNorm layer fits 'shortcut'"):
-        convert_norms(model, SWBN, exclude=["shortcut"])
-    for nothing in ({"include": []}, {"exclude": "*"}):
-        with pytest.raises(ValueError, match="leave no BatchNorm layer to convert"):
-            convert_norms(model, SWBN, **nothing)
-    convert_norms(model, SWBN, include="layer2.*")  # one pattern by itself
-    assert isinstance(model.layer2[0].bn1, SWBN2d)
-
-
-def test_eps_and_momentum_stay_unless_the_factory_names_them():
-    old = nn.BatchNorm1d(4, eps=0.5, momentum=None)
-    kept = convert_norms(copy.deepcopy(old), NormFactory("swbn"))
-    assert (kept.eps, kept.momentum) == (0.5, None)
-    named = convert_norms(copy.deepcopy(old), NormFactory("swbn", eps=1e-8, momentum=0.05))
-    assert (named.eps, named.momentum) == (1e-8, 0.05)
-    back = revert_norms(named)
-    assert type(back) is nn.BatchNorm1d and (back.eps, back.momentum) == (0.5, None)
+    assert model.bn1.eps == 1e-3 and revert_norms(model).bn1.eps == 1e-5
+    with pytest.raises(ValueError, match=r"no BatchNorm layer fits 'layer9.\*'; the model's: bn1, layer1.0.bn1"):
+        convert_norms(model, SWBN, exclude=["layer9.*"])
+    with pytest.raises(ValueError, match="leave no BatchNorm layer to convert"):
+        convert_norms(model, SWBN, exclude="*")
 
 
 @pytest.mark.parametrize("options", [
-    {"affine": False},
-    {"track_running_stats": False},
-    {"affine": False, "track_running_stats": False},
-    {"dtype": torch.float16},
-    {"dtype": torch.float64},
+    {"affine": False, "eps": 0.5}, {"track_running_stats": False}, {"momentum": None}, {"dtype": torch.float16},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("name", ["swbn", "iternorm", "dbn", "gn"])
+@pytest.mark.parametrize("name", ["swbn", "dbn", "gn"])
 def test_options_dtype_and_mode_of_a_layer_are_kept(name, options):
     old = nn.BatchNorm2d(6, **options).eval()
     if old.affine:
@@ -155,23 +133,14 @@ def test_options_dtype_and_mode_of_a_layer_are_kept(name, options):
     assert not new.training
     assert getattr(new, "affine", None) == old.affine
     if name != "gn":
-        assert new.track_running_stats == old.track_running_stats
+        assert (new.track_running_stats, new.momentum) == (old.track_running_stats, old.momentum)
+    assert new.eps == old.eps
     if old.affine:
         assert new.weight is old.weight and not new.weight.requires_grad
     x = torch.randn(4, 6, 3, 3, dtype=options.get("dtype"))
     assert new(x).dtype == x.dtype
     back = revert_norms(new)
     assert same_state(back, state) and not back.training and back.affine == options.get("affine", True)
-
-
-def test_a_batchnorm_without_beta():
-    old = nn.BatchNorm1d(4)
-    old.register_parameter("bias", None)  # as bias=False makes it where PyTorch has that argument
-    for name in ("swbn", "dbn", "gn"):
-        new = convert_norms(old, NormFactory(name))
-        assert new.bias is None and new.weight is old.weight
-        new(torch.randn(8, 4))
-        assert revert_norms(new).bias is None
 
 
 def test_an_optimiser_made_before_goes_on_and_training_reaches_the_old_layer():
@@ -191,6 +160,13 @@ def test_an_optimiser_made_before_goes_on_and_training_reaches_the_old_layer():
     assert model[1].training and not revert_norms(convert_norms(model, SWBN).eval())[1].training
 
 
+def test_what_was_cast_or_converted_twice_comes_back():
+    bare = convert_norms(nn.Sequential(nn.BatchNorm2d(4, affine=False)), SWBN).double()
+    revert_norms(bare)(torch.randn(2, 4, 3, 3, dtype=torch.float64))
+    first = nn.BatchNorm2d(4)
+    assert revert_norms(convert_norms(convert_norms(first, NormFactory("bn")), SWBN)) is first
+
+
 @pytest.mark.parametrize("name", ["iternorm", "dbn"])
 def test_the_variance_after_training_is_that_of_the_matrix(name):
     torch.manual_seed(0)
@@ -201,36 +177,6 @@ def test_the_variance_after_training_is_that_of_the_matrix(name):
     norm = convert_norms(nn.BatchNorm1d(4, momentum=None).double(), NormFactory(name, **options))
     norm(x)
     torch.testing.assert_close(revert_norms(norm).running_var, x.var(0), rtol=1e-3, atol=0)
-
-
-def test_the_variance_of_a_nearly_singular_matrix_is_not_lost_to_rounding():
-    torch.manual_seed(0)
-    x = torch.randn(2000, 1) * 30 + torch.randn(2000, 16) * 0.03
-    norm = convert_norms(nn.BatchNorm1d(16, momentum=None), NormFactory("dbn"))
-    norm(x)
-    torch.testing.assert_close(revert_norms(norm).running_var, x.var(0), rtol=0.05, atol=0)
-
-
-def test_dtypes_that_differ_are_kept_and_a_cast_is_followed():
-    mixed = nn.BatchNorm2d(4)
-    mixed.weight.data, mixed.bias.data = mixed.weight.data.half(), mixed.bias.data.half()
-    state = copy.deepcopy(mixed.state_dict())
-    assert same_state(revert_norms(convert_norms(mixed, SWBN)), state)
-    bare = convert_norms(nn.Sequential(nn.BatchNorm2d(4, affine=False)), SWBN).double()
-    revert_norms(bare)(torch.randn(2, 4, 3, 3, dtype=torch.float64))
-
-
-def test_converted_twice_reverts_to_the_first():
-    model = nn.Sequential(nn.BatchNorm2d(4, eps=0.5))
-    first = model[0]
-    convert_norms(convert_norms(model, NormFactory("bn")), SWBN)
-    assert revert_norms(model)[0] is first
-
-
-def test_an_activation_set_on_the_converted_layer_stays():
-    model = convert_norms(timm.create_model("mobilenetv3_small_050", num_classes=10), SWBN)
-    model.bn1.act = nn.GELU()
-    assert isinstance(revert_norms(model).bn1.act, nn.GELU)
 
 
 def test_copies_and_pickles_of_a_converted_network_revert_too():
@@ -280,12 +226,6 @@ def test_sync_batchnorm_becomes_a_layer_for_any_input():
         convert_norms(model, NormFactory("in"))
 
 
-def test_frozen_and_other_norms_are_left():
-    model = nn.Sequential(nn.BatchNorm2d(4), FrozenBatchNorm2d(4), nn.GroupNorm(2, 4))
-    convert_norms(model, SWBN)
-    assert [type(m) for m in model] == [SWBN2d, FrozenBatchNorm2d, nn.GroupNorm]
-
-
 def test_checkpoints_from_before_load_strictly_after_converting():
     for make in (TORCHVISION["resnet"][0], lambda: timm.create_model("mobilenetv3_small_050", num_classes=10)):
         model = lived(make())
@@ -308,3 +248,87 @@ def test_meta_networks_convert():
         module.reset_parameters()
     revert_norms(model)(torch.randn(2, 3, 4, 4))
     assert torch.equal(model[1].running_mean * 0, torch.zeros(4)) and model[1].num_batches_tracked == 1
+
+
+class Clamped(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).clamp(-1, 1)
+
+
+class Frozen(nn.BatchNorm2d):
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def patched():
+    layer = nn.BatchNorm2d(3)
+    layer.forward = lambda x: x * 0
+    return layer
+
+
+def parametrized(layer):
+    parametrize.register_parametrization(layer, "weight", nn.Softplus())
+    return layer
+
+
+@pytest.mark.parametrize(("layer", "words"), [
+    (Clamped(3), r"is a Clamped that does something of its own.*exclude"), (Frozen(3), "forward or train"),
+    (patched(), "forward or train"), (parametrized(nn.BatchNorm2d(3)), "parametrised"),
+    (nn.SyncBatchNorm(3, process_group=object()), "process group of its own"),
+    (nn.LazyBatchNorm2d(), r"\(LazyBatchNorm2d\) has seen no input yet; run one forward first"),
+    (nn.BatchNorm2d(4), "num_groups=3 does not divide num_features=4"),
+])  # fmt: skip
+def test_what_cannot_be_converted_is_refused_by_name_and_nothing_is_done_by_halves(layer, words):
+    model = nn.Sequential(nn.BatchNorm2d(3), layer)
+    with pytest.raises(ValueError, match=rf"'1'.*{words}"):
+        convert_norms(model, NormFactory("swbn", num_groups=3))
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_other_errors():
+    model = convert_norms(nn.Sequential(nn.BatchNorm2d(3)), SWBN)
+    with pytest.raises(ValueError, match="has no BatchNorm layer to convert .*revert_norms first"):
+        convert_norms(model, SWBN)
+    with pytest.raises(ValueError, match="is parametrised; make that permanent before reverting"):
+        revert_norms(nn.Sequential(parametrized(model[0])))
+    with pytest.raises(ValueError, match="holds no layer that convert_norms or append_norm put there"):
+        revert_norms(nn.Sequential(nn.BatchNorm2d(3)))
+
+
+@pytest.mark.parametrize(("layer", "shape"), [
+    (nn.Linear(6, 2), (8, 6)),
+    (nn.Conv2d(6, 2, 3), (8, 6, 5, 5)),
+    (nn.ConvTranspose3d(6, 2, 3), (8, 6, 3, 3, 3)),
+], ids=str)  # fmt: skip
+def test_appending_in_front_of_each_kind_of_layer(layer, shape):
+    model = append_norm(nn.Sequential(nn.Identity(), layer.double()), "1", SWBN)
+    x = torch.randn(shape, dtype=torch.float64)
+    norm = NormFactory("swbn-fro", step_size=1e-3)(6, max(len(shape) - 2, 1)).double()
+    torch.testing.assert_close(model(x), layer(norm(x)))
+    append_norm(model, "1.layer", SWBN)
+    assert model.state_dict()["1.layer.norm.whitening_matrix"].dtype == torch.float64
+    assert revert_norms(model)[1] is layer
+
+
+def test_an_appended_norm_takes_vectors_alone_and_old_checkpoints():
+    model = nn.Sequential(nn.Identity(), nn.Linear(6, 2))
+    state = copy.deepcopy(model.state_dict())
+    append_norm(model, "1", SWBN)
+    with pytest.raises(ValueError, match="expected 2D input"):
+        model(torch.randn(3, 6, 6))  # [N, T, C] with T = C: dimension 1 is not the channels
+    loaded = model.load_state_dict(state, strict=False)
+    assert not loaded.unexpected_keys and all(key.startswith("1.norm.") for key in loaded.missing_keys)
+    assert torch.equal(model[1].layer.weight, state["1.weight"])
+    shared = nn.Linear(3, 3)
+    model = nn.ModuleDict({"a": shared, "b": shared})
+    append_norm(model, "b", SWBN)
+    assert isinstance(model["a"], AppendedNorm) and model["a"] is model["b"]
+
+
+def test_appending_to_nothing_is_an_error():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.LazyLinear(2))
+    with pytest.raises(ValueError, match=r"unknown layer 'fc'.*Known: 0"):
+        append_norm(model, "fc", SWBN)
+    for name, kind in (("1", "ReLU"), ("2", "LazyLinear")):
+        with pytest.raises(ValueError, match=f"'{name}' is a {kind}; a norm can be put in front of a linear"):
+            append_norm(model, name, SWBN)

@@ -4,9 +4,8 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
-from torchvision.models import resnet18
 
-from swbn_lightning import NormFactory, convert_norms, fuse_norms
+from swbn_lightning import NormFactory, fuse_norms
 from tests.norms.networks import lived, relative_error
 
 X = {1: (4, 3, 8), 2: (4, 3, 8, 8), 3: (4, 3, 8, 4, 4)}
@@ -34,8 +33,7 @@ def onnx_output(model, x, path):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("ndim", X)
-@pytest.mark.parametrize("name", ["swbn", "iternorm", "dbn"])
+@pytest.mark.parametrize(("name", "ndim"), [("swbn", 2), ("iternorm", 3), ("dbn", 1)])
 def test_torch_export_holds_plain_operators_and_any_batch(name, ndim, fused):
     torch.manual_seed(0)
     model = network(name, ndim)
@@ -51,7 +49,7 @@ def test_torch_export_holds_plain_operators_and_any_batch(name, ndim, fused):
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about itself
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(("name", "ndim"), [("swbn", 1), ("swbn", 2), ("swbn", 3), ("iternorm", 2), ("dbn", 2)])
+@pytest.mark.parametrize(("name", "ndim"), [("swbn", 1), ("iternorm", 2), ("dbn", 3)])
 def test_onnx(name, ndim, fused, tmp_path):
     torch.manual_seed(0)
     model = network(name, ndim)
@@ -59,13 +57,3 @@ def test_onnx(name, ndim, fused, tmp_path):
         model = fuse_norms(model)
     x = torch.randn(X[ndim])
     assert relative_error(onnx_output(model, x, tmp_path / "model.onnx"), model(torch.cat([x, x]))) < 1e-5
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_onnx_of_a_whole_fused_network(tmp_path):
-    torch.manual_seed(0)
-    model = lived(convert_norms(resnet18(num_classes=10), NormFactory("swbn")))
-    x = torch.randn(2, 3, 32, 32)
-    fused = fuse_norms(model)
-    assert str(fused.fusion_report) == "20 folded into the layer before, 0 left as a 1x1 convolution"
-    assert relative_error(onnx_output(fused, x, tmp_path / "model.onnx"), model(torch.cat([x, x]))) < 1e-4

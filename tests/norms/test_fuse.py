@@ -15,12 +15,9 @@ from tests.norms.dataflow_networks import (
     Controlled,
     Counting,
     Flag,
-    FlagBehind,
     KeepsFeatures,
     Net,
-    NormElsewhere,
     Optional,
-    OptionalOtherWay,
     Plain,
     TwoCalls,
     Untraceable,
@@ -55,93 +52,56 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ["swbn-kl", "iternorm", "bn"])
-@pytest.mark.parametrize("ndim", CONVOLUTIONS)
+@pytest.mark.parametrize(("ndim", "name"), [(1, "swbn-kl"), (2, "iternorm"), (3, "dbn"), (2, "bn")])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_every_kind_of_convolution_before_every_norm(ndim, transposed, name):
-    convolution = CONVOLUTIONS[ndim][transposed]
     shapes = [{"stride": 2, "dilation": 2, "padding": 3}, {"stride": (1, 2, 3)[:ndim], "padding": 1}]
-    modes = ["zeros"] if transposed else ["zeros", "reflect", "replicate", "circular"]
-    for shape, mode, bias, groups in itertools.product(shapes, modes, [True, False], [1, 2]):
-        options = {**shape, "padding_mode": mode, "bias": bias, "groups": groups}
+    modes = ["zeros"] if transposed else ["zeros", "reflect", "circular"]
+    for shape, mode, groups in itertools.product(shapes, modes, [1, 2]):
+        options = {**shape, "padding_mode": mode, "bias": mode != "reflect", "groups": groups}
         if transposed:
             options["output_padding"] = (0, 1, 2)[:ndim] if shape["stride"] != 2 else 1
-        torch.manual_seed(0)
         norm = NormFactory(name, **({} if name == "bn" else {"num_groups": 2}))(6, ndim)
-        model = nn.Sequential(convolution(4, 6, 3, **options), norm)
+        model = nn.Sequential(CONVOLUTIONS[ndim][transposed](4, 6, 3, **options), norm)
         fused = check(model, torch.randn(6, 4, *[(), (9,), (9, 8), (7, 7, 7)][ndim], dtype=torch.float64), folded=1)
         assert isinstance(fused[1], nn.Identity) and fused[0].groups == groups
 
 
-@pytest.mark.parametrize("name", ["swbn-kl", "iternorm", "dbn", "bn"])
-def test_linear(name):
-    model = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Identity(), NormFactory(name)(6, 1))
+def test_a_linear_layer_and_the_shape_that_it_holds_to():
+    model = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Identity(), NormFactory("swbn")(6, 1))
     check(model, torch.randn(30, 5, dtype=torch.float64), folded=1)
+    # The norm's channels are dimension 1, the linear's the last: 6 both. And [C, L] is one sample to a convolution.
+    for layer, shape, dims in ((nn.Linear(5, 6), (3, 6, 5), 2), (nn.Conv1d(3, 6, 1), (3, 6), 3)):
+        model = nn.Sequential(layer, NormFactory("swbn")(6, 1)).eval()
+        model(torch.randn(shape))
+        with pytest.raises(AssertionError, match=f"fused for {dims}D input here"):
+            fuse_norms(model)(torch.randn(shape))
 
 
-def test_a_folded_linear_refuses_what_was_normalised_over_another_dimension():
-    model = nn.Sequential(nn.Linear(5, 6), NormFactory("swbn")(6, 1)).eval()
-    x = torch.randn(3, 6, 5)  # the norm's channels are dimension 1, the linear's the last: 6 both
-    model(x)
-    with pytest.raises(AssertionError, match="fused for 2D input here"):
-        fuse_norms(model)(x)
-    model = nn.Sequential(nn.Conv1d(3, 4, 1), NormFactory("swbn")(4, 1)).eval()
-    x = torch.randn(3, 4)  # one sample [C, L] to the convolution, whose [4, 4] is four of them to the norm
-    model(x)
-    with pytest.raises(AssertionError, match="fused for 3D input here"):
-        fuse_norms(model)(x)
-
-
-@pytest.mark.parametrize(("groups", "norm_groups", "kernel", "expected"), [
-    (12, 12, 3, 12),  # depthwise, and a norm as narrow: stays depthwise
-    (12, 1, 3, None),  # depthwise before full whitening: dense would cost 1296, apart 252
-    (12, 1, 1, 1),  # but a depthwise convolution of size 1 is no dearer as a dense one
-    (2, 4, 3, 2),  # blocks of the norm within those of the convolution: nothing changes
-    (4, 2, 3, None),  # two and two are merged: 12*6*9 = 648 against 324 + 72
-    (4, 2, 1, 2),  # 72 against 36 + 72
-    (4, 6, 1, None),  # 3 and 2 channels a block: merged to 6, 72 against 36 + 24
-    (1, 3, 3, 1),
+@pytest.mark.parametrize(("groups", "norm_groups", "folded"), [
+    (12, 12, True), (2, 4, True), (1, 3, True),  # blocks of the norm within those of the convolution
+    (12, 1, False), (4, 2, False), (4, 6, False),
 ])  # fmt: skip
-@pytest.mark.parametrize("transposed", [False, True])
-def test_groups_are_merged_only_where_that_is_no_dearer(groups, norm_groups, kernel, expected, transposed):
-    convolution = CONVOLUTIONS[2][transposed](12, 12, kernel, groups=groups)
-    model = nn.Sequential(convolution, NormFactory("swbn-kl", num_groups=norm_groups)(12), nn.ReLU())
+def test_groups_are_not_merged(groups, norm_groups, folded):
+    norm = NormFactory("swbn-kl", num_groups=norm_groups)(12)
+    model = nn.Sequential(nn.Conv2d(12, 12, 3, groups=groups), norm, nn.ReLU())
     x = torch.randn(8, 12, 5, 5, dtype=torch.float64)
-    folded = expected is not None
     fused = check(model, x, folded=int(folded), convolutions=int(not folded))
-    assert fused[0].groups == (expected or groups)
+    assert fused[0].groups == groups
     if not folded:
         assert type(fused[1]) is nn.Conv2d and fused[1].groups == norm_groups
 
 
-def test_groups_that_do_not_nest_are_merged_to_their_common_multiple():
-    # 3 channels a group of the convolution, 2 of the norm: 6 of both, 12 * 2 products against 12 + 24.
-    model = nn.Sequential(nn.Conv2d(4, 12, 1, groups=4), NormFactory("dbn", num_groups=6)(12))
-    assert check(model, X, folded=1)[0].groups == 2
-
-
-def test_a_transposed_convolution_counts_its_output_positions():
-    # 144 weights in four groups, 288 in two; a 1x1 convolution has 72 at each output, of which stride 2 makes four.
-    for stride, folded in ((1, 0), (2, 1)):
-        convolution = nn.ConvTranspose2d(12, 12, 2, stride=stride, groups=4)
-        model = nn.Sequential(convolution, NormFactory("swbn", num_groups=2)(12))
-        check(model, torch.randn(8, 12, 5, 5, dtype=torch.float64), folded=folded, convolutions=1 - folded)
-
-
 @pytest.mark.parametrize(("net", "folded", "convolutions"), [
-    (AfterAddition, 0, 1), (UsedTwice, 0, 1), (TwoCalls, 1, 0), (NormElsewhere, 0, 1), (WeightUsed, 0, 1),
-    (Optional, 0, 1), (OptionalOtherWay, 0, 1), (Flag, 0, 1), (Untraceable, 0, 1), (KeepsFeatures, 0, 1),
-    (Plain, 1, 0), (Counting, 1, 0), (FlagBehind, 1, 0),
+    (AfterAddition, 0, 1), (UsedTwice, 0, 1), (TwoCalls, 1, 0), (WeightUsed, 0, 1),
+    (Optional, 0, 1), (Flag, 0, 1), (Untraceable, 0, 1), (KeepsFeatures, 0, 1),
+    (Plain, 1, 0), (Counting, 1, 0),
 ])  # fmt: skip
 def test_only_what_comes_directly_before_and_feeds_nothing_else(net, folded, convolutions):
     model = net(conv=nn.Conv2d(4, 4, 1), norm=SWBN(4))
     fused = check(model, X, folded, convolutions)
-    if net in (Optional, OptionalOtherWay):
+    if net is Optional:
         torch.testing.assert_close(fused(X, X), model(X, X))
-    if net is Flag:
-        torch.testing.assert_close(fused(X, features=True), model(X, features=True))
-    if net is Untraceable:
-        torch.testing.assert_close(fused(X, [1]), model(X, [1]))
 
 
 def test_what_cannot_be_traced_is_looked_at_child_by_child():
@@ -168,67 +128,32 @@ def test_a_sequential_of_an_untraced_parent_is_not_folded_within():
 def test_a_layer_shared_with_what_cannot_be_traced_is_left():
     shared = nn.Conv2d(4, 4, 1)
     check(Controlled(conv=shared, block=nn.Sequential(shared, SWBN(4))), X, folded=0, convolutions=1)
-    norm = SWBN(4)
-    block = Plain(conv=nn.Conv2d(4, 4, 1), norm=norm)
-    check(Controlled(conv=norm, block=block), X, folded=0, convolutions=1)
 
 
 def test_layers_that_use_their_weight_in_their_own_way_are_left():
-    class Standardized(nn.Conv2d):
-        def forward(self, x):
-            return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
-
-    hooked = nn.Conv2d(4, 4, 1)
-    hooked.register_forward_hook(lambda module, inputs, output: output * 2)
     patched = nn.Conv2d(4, 4, 1)
     patched.forward = lambda x: torch.relu(nn.Conv2d.forward(patched, x))
-    for layer in (Standardized(4, 4, 1), parametrizations.weight_norm(nn.Conv2d(4, 4, 1)), hooked, patched):
+    for layer in (parametrizations.weight_norm(nn.Conv2d(4, 4, 1)), patched):
         check(nn.Sequential(layer, SWBN(4)), X, folded=0, convolutions=1)
 
 
-def test_hooks_between_the_two_go_on_seeing_what_they_saw():
+def test_hooks_go_on_seeing_what_they_saw():
     seen = []
 
     def tap(module, inputs, output):
         seen.append(output)
         return output + 1
 
-    between = nn.Identity()
-    between.register_forward_hook(tap)
+    between, around, norm = nn.Identity(), nn.Sequential(nn.Conv2d(4, 4, 1)), SWBN(4)
+    for module in (between, around, norm):
+        module.register_forward_hook(tap)
     check(nn.Sequential(nn.Conv2d(4, 4, 1), between, SWBN(4)), X, folded=0, convolutions=1)
-    around = nn.Sequential(nn.Conv2d(4, 4, 1))
-    around.register_forward_hook(tap)
     check(nn.Sequential(around, SWBN(4)), X, folded=0, convolutions=1)
+    check(nn.Sequential(nn.Conv2d(4, 4, 1), norm), X, folded=0, convolutions=1)
     block = Plain(conv=nn.Conv2d(4, 4, 1), norm=SWBN(4))  # around both they change nothing inside
     block.register_forward_hook(tap)
     check(nn.Sequential(block, nn.Conv2d(4, 4, 1), SWBN(4)), X, folded=2)
     assert all(isinstance(value, torch.Tensor) for value in seen)  # tracing ran none of them
-
-
-def test_parameters_that_the_network_reads_elsewhere_are_an_error():
-    class Read(Net):
-        def forward(self, x):
-            return self.norm(torch.relu(x)) + self.norm.bias.view(1, -1, 1, 1)
-
-    with pytest.raises(ValueError, match="'norm': the network uses this layer's parameters outside of it"):
-        fuse_norms(Read(norm=SWBN(4)))
-
-
-def test_a_forward_set_on_a_norm_is_an_error():
-    model = nn.Sequential(SWBN(4))
-    model[0].forward = lambda x: x * 2
-    with pytest.raises(ValueError, match="'0' has a forward set on the instance"):
-        fuse_norms(model)
-
-
-def test_fusing_draws_no_random_numbers_and_trains_what_was_trained():
-    model = nn.Sequential(nn.ReLU(), SWBN(4), nn.ReLU(), SWBN(4).requires_grad_(False))
-    torch.manual_seed(0)
-    fused = fuse_norms(model)
-    after = torch.rand(3)
-    torch.manual_seed(0)
-    assert torch.equal(torch.rand(3), after)
-    assert fused[1].weight.requires_grad and not fused[3].weight.requires_grad
 
 
 def test_a_fused_network_is_fused_again_and_traced_by_others():
@@ -240,28 +165,16 @@ def test_a_fused_network_is_fused_again_and_traced_by_others():
     assert again.fusion_report.folded == {"2": "1"} and not again.fusion_report.untraced
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float16, 2e-3)])
-def test_in_16_bit_a_large_mean_leaves_no_offset(dtype, tolerance):
+def test_in_16_bit_a_large_mean_leaves_no_offset():
     # Alone the layer is one rounded matrix: its bias must be made of that one.
-    torch.manual_seed(0)
     norm = NormFactory("swbn", momentum=None, affine=False)(8)
     norm(torch.randn(64, 8, 8, 8) + 30)
     nn.init.normal_(norm.whitening_matrix, std=0.2)
-    norm = norm.eval().to(dtype)
-    fused = fuse_norms(nn.Sequential(nn.Conv2d(8, 8, 1).to(dtype), nn.ReLU(), norm))[2]
-    x = (torch.randn(64, 8, 8, 8) + 30).to(dtype)
+    norm = norm.eval().bfloat16()
+    fused = fuse_norms(nn.Sequential(nn.Conv2d(8, 8, 1).bfloat16(), nn.ReLU(), norm))[2]
+    x = (torch.randn(64, 8, 8, 8) + 30).bfloat16()
     offset = (fused.double()(x.double()) - norm(x.double())).mean((0, 2, 3)).abs().max()
-    assert offset < tolerance * 30 / 8
-
-
-def test_hooks_on_a_norm_go_on_seeing_its_input_and_output():
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), SWBN(4))
-    seen = []
-    model[1].register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
-    fused = check(model, X, folded=0, convolutions=1)
-    seen.clear()
-    model.eval()(X), fused(X)
-    torch.testing.assert_close(seen[1], seen[0])
+    assert offset < 0.02 * 30 / 8
 
 
 def test_batchnorm_beside_ours_is_folded_or_kept():
@@ -273,13 +186,12 @@ def test_batchnorm_beside_ours_is_folded_or_kept():
 @pytest.mark.parametrize(("name", "ndim"), [("swbn-kl", 1), ("iternorm", 2), ("dbn", 3), ("swbn-kl", None)])
 def test_a_norm_alone_is_one_convolution(name, ndim):
     norm = NormFactory(name, num_groups=2)(4, ndim)
-    for dims in {None: (0, 1, 2, 3), 1: (0, 1)}.get(ndim, (ndim,)):
+    for dims in {None: (0, 3), 1: (0, 1)}.get(ndim, (ndim,)):
         check(norm, torch.randn(9, 4, *[5] * dims, dtype=torch.float64), folded=0, convolutions=1)
 
 
-@pytest.mark.parametrize("options", [{"affine": False}, {"bias": False}])
-def test_without_gamma_or_beta(options):
-    factory = NormFactory("swbn-kl", step_size=0.05, **options)
+def test_without_gamma_and_beta():
+    factory = NormFactory("swbn-kl", step_size=0.05, affine=False)
     model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), factory(4), nn.ReLU(), factory(4)).double()
     model(X)
     fused = fuse_norms(model)
@@ -299,8 +211,7 @@ def test_torchvision_networks(family):
     assert len(report.folded) + len(report.convolutions) == norms > 0 and not report.kept
     assert not any(isinstance(m, WhiteningNorm) for m in fused.modules())
     # Depthwise and pre-activation networks have norms with nothing to go into; all others have none.
-    apart = {"densenet", "shufflenet_v2", "mobilenet_v2", "mobilenet_v3", "mnasnet", "efficientnet", "efficientnet_v2",
-             "resnext", "regnet_x", "regnet_y", "maxvit"}  # fmt: skip
+    apart = {"densenet", "shufflenet_v2", "mobilenet_v2", "mobilenet_v3", "efficientnet", "regnet_y", "maxvit"}
     assert bool(report.convolutions) == (family in apart)
 
 
@@ -312,15 +223,25 @@ def test_layout_dtype_and_requires_grad_of_the_layer_stay():
     assert fused.weight.dtype == fused.bias.dtype == torch.bfloat16
 
 
+class Read(Net):
+    def forward(self, x):
+        return self.norm(torch.relu(x)) + self.norm.bias.view(1, -1, 1, 1)
+
+
 def test_errors():
-    with pytest.raises(ValueError, match="'0': SWBN2d with track_running_stats=False"):
-        fuse_norms(nn.Sequential(NormFactory("swbn", track_running_stats=False)(4)))
-    untracked = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, track_running_stats=False))
-    assert fuse_norms(untracked).fusion_report.kept == ("1",)
-    lazy = nn.Sequential(nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d())
-    with pytest.raises(ValueError, match=r"'0' \(LazyConv2d\) has seen no input yet; run the network once first"):
-        fuse_norms(lazy)
+    patched = nn.Sequential(SWBN(4))
+    patched[0].forward = lambda x: x * 2
+    for model, words in (
+        (
+            nn.Sequential(NormFactory("swbn", track_running_stats=False)(4)),
+            "'0': SWBN2d with track_running_stats=False",
+        ),
+        (nn.Sequential(nn.LazyConv2d(4, 1)), r"'0' \(LazyConv2d\) has seen no input yet; run the network once first"),
+        (patched, "'0' has a forward set on the instance"),
+        (Read(norm=SWBN(4)), "'norm': the network uses this layer's parameters outside of it"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fuse_norms(model)
     model = append_norm(convert_norms(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), SWBN), "1", SWBN)
     with pytest.raises(ValueError, match="this network was fused"):
         revert_norms(nn.Sequential(fuse_norms(model)))
-    revert_norms(model)

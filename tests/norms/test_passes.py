@@ -1,21 +1,17 @@
 """The backward passes that are written out: equal to autograd's of the formulas, of any order, and without copies."""
 
-import copy
 import functools
-import itertools
 
 import pytest
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swbn_lightning import NormFactory, SWBN2d
 from swbn_lightning.norms import functional as WF
-from swbn_lightning.norms.passes.rows import as_rows, gram
+from swbn_lightning.norms.passes.rows import as_rows
 from swbn_lightning.norms.passes.stock import StockCentred, StockStandardized, whiten_standardized
 
-SHAPES = [(10, 6), (5, 6, 4), (4, 6, 3, 5), (3, 6, 2, 3, 2), (9, 6, 1, 1), (1, 6, 4, 4)]
 EPS = 1e-3
 
 
@@ -55,39 +51,31 @@ def problem(shape, groups=1, affine=True, layout=torch.contiguous_format, seed=0
     return x, w, weight, bias, draw(*shape)
 
 
-def layouts(shape):
-    yield torch.contiguous_format
-    if len(shape) == 4:
-        yield torch.channels_last
-    if len(shape) == 5:
-        yield torch.channels_last_3d
-
-
-CASES = [(s, g, a, m) for s, g, a in itertools.product(SHAPES, (1, 3), (True, False)) for m in layouts(s)]
+CASES = [
+    ((10, 6), 1, True, torch.contiguous_format), ((5, 6, 4), 3, True, torch.contiguous_format),
+    ((4, 6, 3, 5), 1, True, torch.channels_last), ((1, 6, 4, 4), 3, True, torch.channels_last),
+    ((4, 6, 3, 5), 1, False, torch.contiguous_format), ((3, 6, 2, 3, 2), 1, True, torch.channels_last_3d),
+    ((3, 6, 2, 3, 2), 3, False, torch.contiguous_format),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize(("shape", "groups", "affine", "layout"), CASES, ids=str)
-def test_gradients_equal_autograds(shape, groups, affine, layout, centred):
+def test_output_and_gradients_of_three_orders_equal_autograds(shape, groups, affine, layout, centred):
     x, w, weight, bias, upstream = problem(shape, groups, affine, layout)
     inputs = [t for t in (x, weight, bias) if t is not None]
-    y, expected = ours(x, w, weight, bias, centred), literal(x, w, weight, bias)
-    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-    assert y.is_contiguous(memory_format=layout)
-    found = torch.autograd.grad((y * upstream).sum(), inputs)
-    wanted = torch.autograd.grad((expected * upstream).sum(), inputs)
-    for mine, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-    assert found[0].is_contiguous(memory_format=layout)
-
-
-@pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("shape", [(7, 4), (3, 4, 2, 2)], ids=str)
-def test_gradcheck_of_first_and_second_order(shape, groups, centred):
-    x, w, weight, bias, _ = problem(shape, groups)
-    torch.autograd.gradcheck(lambda *inputs: ours(inputs[0], w, *inputs[1:], centred), (x, weight, bias))
-    torch.autograd.gradgradcheck(lambda *inputs: ours(inputs[0], w, *inputs[1:], centred), (x, weight, bias))
+    results = []
+    for function in (functools.partial(ours, centred=centred), literal):
+        y = function(x, w, weight, bias)
+        first = torch.autograd.grad((y * upstream).sum(), inputs, create_graph=True)
+        gradient = first[0]
+        for _ in range(2):
+            value = (gradient * upstream).sum() + gradient.pow(3).sum()
+            (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        results.append([y, *first, gradient])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9 * theirs.abs().max().item())
+    assert all(tensor.is_contiguous(memory_format=layout) for tensor in results[0][:2])
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -101,19 +89,6 @@ def test_gradcheck_of_centring(shape, groups):
 
     torch.autograd.gradcheck(both, (x,))
     torch.autograd.gradgradcheck(both, (x,))
-
-
-@pytest.mark.parametrize("centred", [True, False])
-def test_third_derivatives(centred):
-    x, w, weight, bias, upstream = problem((6, 4))
-    results = []
-    for function in (functools.partial(ours, centred=centred), literal):
-        value = (function(x, w, weight, bias) * upstream).sum()
-        for _ in range(3):
-            (gradient,) = torch.autograd.grad(value, x, create_graph=True)
-            value = (gradient * upstream).sum() + gradient.pow(3).sum()
-        results.append(gradient)
-    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 def test_parameters_alone_and_input_alone():
@@ -179,13 +154,13 @@ def test_one_tensor_is_kept_for_the_backward_as_in_batchnorm(name):
     assert len(kept[name]) == len(kept["bn"]) == 1
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_backward_under_autocast_is_not_cast(groups):
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
+def test_a_backward_under_autocast_is_not_cast(name):
     x = torch.randn(16, 6, 3, 3)
     gradients = []
     for autocast in (False, True):
         inputs = x.clone().requires_grad_()
-        y = SWBN2d(6, num_groups=groups)(inputs)
+        y = NormFactory(name)(6)(inputs)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             y.pow(3).sum().backward()
         gradients.append(inputs.grad)
@@ -214,10 +189,9 @@ def test_16_bit_gradients_are_those_of_float32_and_finite_where_a_channel_is_con
 
 
 @pytest.mark.parametrize("name", ["iternorm", "dbn"])
-@pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_16_bit_gradients_through_the_covariance(name, scale):
+def test_16_bit_gradients_through_the_covariance(name):
     torch.manual_seed(0)
-    x = (torch.randn(32, 8, 4, 4) * scale).half()
+    x = (torch.randn(32, 8, 4, 4) * 300).half()
     gradients = []
     for kind in (torch.float16, torch.float32):
         inputs = x.detach().to(kind, copy=True).requires_grad_()
@@ -226,12 +200,10 @@ def test_16_bit_gradients_through_the_covariance(name, scale):
     assert (gradients[0] - gradients[1]).norm() <= 0.01 * gradients[1].norm()
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
-@pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "dbn"])
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_an_activation_behind_may_work_in_place(name, groups, layout):
-    torch.manual_seed(0)
-    x = torch.randn(8, 6, 5, 5).contiguous(memory_format=layout)
+def test_an_activation_behind_may_work_in_place(name, groups):
+    x = torch.randn(8, 6, 5, 5)
     gradients = []
     for inplace in (False, True):
         inputs = x.clone().requires_grad_()
@@ -242,32 +214,10 @@ def test_an_activation_behind_may_work_in_place(name, groups, layout):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("n", [1024, 2500])
-def test_16_bit_products_are_summed_in_float32_to_the_last_row(n, groups):
-    torch.manual_seed(0)
-    a, b = (torch.randn(n, 4).bfloat16() for _ in range(2))
-    with torch.no_grad():
-        found = gram(a, b, groups)
-    expected = a.double().T @ b.double()
-    blocks = torch.stack([expected[i : i + 4 // groups, i : i + 4 // groups] for i in range(0, 4, 4 // groups)])
-    torch.testing.assert_close(found.double(), blocks, rtol=1e-4, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "dbn"])
-def test_transforms_that_batchnorm_allows(name):
-    torch.manual_seed(0)
-    x = torch.randn(6, 4, 3, 3)
-    norm = NormFactory(name)(4)
-    expected = copy.deepcopy(norm)(x)
-    torch.testing.assert_close(torch.jit.trace(copy.deepcopy(norm), x, check_trace=False)(x).detach().shape, x.shape)
-    if name != "dbn":  # its decomposition has no forward-mode derivative
-        with forward_ad.dual_level():
-            dual = forward_ad.unpack_dual(copy.deepcopy(norm)(forward_ad.make_dual(x, torch.ones_like(x))))
-        torch.testing.assert_close(dual.primal, expected)
-        torch.testing.assert_close(dual.tangent, torch.zeros_like(x), atol=1e-4, rtol=0)  # it does not see a shift
-    inputs = x.clone().requires_grad_()
-    y = norm(inputs)
+def test_many_gradients_at_once(name):
+    inputs = torch.randn(6, 4, 3, 3, requires_grad=True)
+    y = NormFactory(name)(4)(inputs)
     upstream = torch.randn(3, *y.shape)
     (batched,) = torch.autograd.grad(y, inputs, upstream, is_grads_batched=True, retain_graph=True)
     for i in range(3):

@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from swbn_lightning import DBN2d, IterNorm2d, NormFactory, SWBN2d, convert_norms
-from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.passes.processes import merge_moments
 
-SPLITS = [(6, 6), (9, 3), (11, 1), (12, 0)]
+SPLITS = [(9, 3), (11, 1), (12, 0)]
 FAMILIES = {
     "swbn": [SWBN2d(6, step_size=0.05, num_groups=2), SWBN2d(4, step_size=0.05, criterion="kl")],
     "batch": [IterNorm2d(6, num_groups=2), DBN2d(4)],
@@ -91,9 +90,9 @@ def train_ddp(broadcast, part):
 
 JOBS = {
     **{("float64", f, s): functools.partial(train_float64, f) for f in FAMILIES for s in SPLITS},
-    **{("float16", n, s): functools.partial(train_float16, n) for n in ("fro", "iternorm") for s in SPLITS[:2]},
-    **{("penalty", f, s): functools.partial(penalty, f) for f in FAMILIES for s in SPLITS},
-    **{("ddp", b, (6, 6)): functools.partial(train_ddp, b) for b in (True, False)},
+    **{("float16", n, (9, 3)): functools.partial(train_float16, n) for n in ("fro", "iternorm")},
+    **{("penalty", f, s): functools.partial(penalty, f) for f in FAMILIES for s in SPLITS[::2]},
+    ("ddp", True, (6, 6)): functools.partial(train_ddp, True),
 }
 
 
@@ -158,9 +157,9 @@ def test_two_processes_equal_one(results, family, sizes):
         assert torch.equal(first[3][name], second[3][name]), name  # W is the same on both
 
 
-@pytest.mark.parametrize(("layer", "sizes"), [(n, s) for n in ("fro", "iternorm") for s in SPLITS[:2]], ids=str)
-def test_in_float16(results, layer, sizes):
-    job = ("float16", layer, sizes)
+@pytest.mark.parametrize("layer", ["fro", "iternorm"])
+def test_in_float16(results, layer):
+    job = ("float16", layer, (9, 3))
     first, second = [result for result, _ in results[job]]
     y, x_grad, _, state = whole(job)
     for found, expected in ((torch.cat([first[i], second[i]]), value) for i, value in enumerate((y, x_grad))):
@@ -170,16 +169,15 @@ def test_in_float16(results, layer, sizes):
         torch.testing.assert_close(first[3][name], value, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("family", "sizes"), [(f, s) for f in FAMILIES for s in SPLITS], ids=str)
+@pytest.mark.parametrize(("family", "sizes"), [(f, s) for f in FAMILIES for s in SPLITS[::2]], ids=str)
 def test_second_derivatives(results, family, sizes):
     job = ("penalty", family, sizes)
     found = torch.cat([result for result, _ in results[job]])
     torch.testing.assert_close(found, whole(job), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("broadcast", [True, False])
-def test_distributed_data_parallel(results, broadcast):
-    job = ("ddp", broadcast, (6, 6))
+def test_distributed_data_parallel(results):
+    job = ("ddp", True, (6, 6))
     (first, _), (second, _) = results[job]
     for name, value in whole(job).items():
         torch.testing.assert_close(first[name], value, rtol=1e-6, atol=1e-6)
@@ -210,17 +208,11 @@ class Regression(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-@pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "dbn"])
-def test_synchronising_batchnorm_leaves_our_layers_as_they_are(name, monkeypatch):
-    model = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 1)), NormFactory(name))
+def test_synchronising_batchnorm_leaves_our_layers_as_they_are(monkeypatch):
+    model = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6)), NormFactory("swbn-fro"))
     layer = model[1]
-    layer.whitening_matrix.mul_(1.5)
-    kept = copy.deepcopy(layer.state_dict())
-    assert nn.SyncBatchNorm.convert_sync_batchnorm(model)[1] is layer
-    with_batchnorm = nn.Sequential(model, nn.BatchNorm2d(4))
-    converted = nn.SyncBatchNorm.convert_sync_batchnorm(with_batchnorm)
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(model, nn.BatchNorm2d(6)))
     assert converted[0][1] is layer and isinstance(converted[1], nn.SyncBatchNorm)
-    assert all(torch.equal(value, kept[key]) for key, value in layer.state_dict().items())
 
     for key in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(key, "")  # so that what Lightning sets goes again
@@ -234,4 +226,4 @@ def test_synchronising_batchnorm_leaves_our_layers_as_they_are(name, monkeypatch
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    assert isinstance(model[1], WhiteningNorm) and model[1] is layer and layer.num_batches_tracked == 2
+    assert model[1] is layer and layer.num_batches_tracked == 2

@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp
 
 from swbn_lightning import NormFactory
 from tests.norms.reference import ReferenceSWBN, to_columns
 
 NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
-# Of the second the covariance is singular.
-CASES = [(name, (3, 4, 2, 2), training) for name in NAMES for training in (True, False)]
-CASES += [(name, (4, 4), True) for name in NAMES]
+# Of (4, 4) the covariance is singular.
+CASES = [
+    ("swbn-fro", (3, 4, 2, 2), True), ("swbn-kl", (4, 4), True), ("swbn-kl", (3, 4, 2, 2), False),
+    *((name, shape, True) for name in ("iternorm", "dbn") for shape in ((3, 4, 2, 2), (4, 4))),
+]  # fmt: skip
 STEP = 0.1
 
 
@@ -109,7 +111,7 @@ def test_every_transform_of_torch_func(name, shape, training):
     close(curvature, expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["swbn-fro", "dbn"])
 def test_derivatives_of_the_third_and_fourth_order_in_forward_mode(name):
     norm, inputs, upstream = problem(name, (9, 4))
     loss, literal = (make(norm, upstream, *rest) for make, rest in ((loss_of, ()), (literal_loss, (inputs[0],))))
@@ -144,32 +146,3 @@ def test_forward_mode_leaves_no_tangent_in_the_state(name):
         slope = forward_ad.unpack_dual((y * upstream).sum() + (y**3).sum() / 10).tangent
         assert all(forward_ad.unpack_dual(buffer).tangent is None for buffer in norm.buffers())
     torch.testing.assert_close(slope, (expected * upstream).sum(), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("name", ["swbn-fro", "swbn-kl"])
-def test_a_w_scaled_for_float16_is_a_constant_too(name):
-    # There gamma takes part in what W is scaled by.
-    norm = NormFactory(name, step_size=STEP)(4, 1)
-    norm.whitening_matrix.mul_(1e5)
-    x = torch.randn(16, 4).half()
-
-    def mean_square(weight):
-        buffers = {key: buffer.clone() for key, buffer in norm.named_buffers()}
-        y = functional_call(norm, {"weight": weight, **buffers}, (x,)).float()
-        return (y / 1e3).square().sum()
-
-    weight = torch.ones(4)
-    slope = jvp(mean_square, (weight,), (weight,))[1]
-    torch.testing.assert_close(slope, 2 * mean_square(weight), rtol=1e-2, atol=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_per_sample_gradients_in_evaluation(name):
-    norm, (x, *parameters), upstream = problem(name, (9, 4), training=False)
-    loss = loss_of(norm, upstream[:1])
-    found = vmap(grad(lambda x, *rest: loss(x[None], *rest), argnums=(0, 1, 2)), (0, None, None))(x, *parameters)
-    for place in range(len(x)):
-        one = x[place : place + 1]
-        expected = torch.autograd.functional.jacobian(literal_loss(norm, upstream[:1], one), (one, *parameters))
-        for mine, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(mine[place], theirs.view_as(mine[place]))

@@ -29,13 +29,6 @@ def test_what_is_appended_is_read(tmp_path):
         assert [line["layer"] for line in csv.DictReader(file)] == 2 * ["b.1", "a", "mean"]
 
 
-def test_an_epoch_that_was_trained_again_counts_once(tmp_path):
-    path = tmp_path / "whiteness.csv"
-    for epoch, rms in ((0, 0.1), (1, 0.2), (2, 0.3), (1, 0.4)):
-        append_whiteness(path, rows(epoch, rms=rms))
-    assert [(row["epoch"], row["rms"]) for row in read_whiteness(path)[::3]] == [(0, 0.1), (1, 0.4), (2, 0.3)]
-
-
 @pytest.mark.parametrize("lost", [1, 20, 60])
 def test_a_line_that_was_never_finished_harms_no_other(tmp_path, lost):
     path = tmp_path / "whiteness.csv"
@@ -44,8 +37,10 @@ def test_a_line_that_was_never_finished_harms_no_other(tmp_path, lost):
     append_whiteness(path, rows(1)[:1])
     path.write_bytes(path.read_bytes()[: size + lost])
     assert len(read_whiteness(path)) == 3
-    append_whiteness(path, rows(2))
-    assert [row["epoch"] for row in read_whiteness(path)] == [0, 0, 0, 2, 2, 2]
+    for rms in (0.1, 0.2):
+        append_whiteness(path, rows(2, rms=rms))
+    found = read_whiteness(path)
+    assert [row["epoch"] for row in found] == [0, 0, 0, 2, 2, 2] and found[3]["rms"] == 0.2  # the later one
 
 
 def test_a_file_with_other_columns_is_not_spoilt(tmp_path):
@@ -61,8 +56,6 @@ def test_channels_are_chosen_by_the_seed():
     assert len(chosen) == len(set(chosen)) == 128 and chosen == sorted(chosen) == choose_channels(512)
     assert chosen != choose_channels(512, seed=1) and max(chosen) < 512
     assert choose_channels(5) == [0, 1, 2, 3, 4]
-    means = [np.mean(choose_channels(512, 128, seed)) for seed in range(50)]
-    assert abs(np.mean(means) - 255.5) < 8  # four deviations
 
 
 def test_heatmaps(tmp_path):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Batch(Protocol):
-    """A batch that is centred by its own mean, as IterNorm and DBN take it."""
+    """A batch centred by its own mean (IterNorm, DBN), or standardised by its own mean and variance (SWBN)."""
 
     mean: Tensor
     """``[C]``; a constant."""
@@ -19,17 +19,12 @@ class Batch(Protocol):
         """``n``, the values a channel; ``[]`` if they are spread over several processes."""
 
     def covariance(self) -> Tensor:
-        """``S``, ``[g, C/g, C/g]``, divided by ``n``."""
+        """``S``, ``[g, C/g, C/g]``, divided by ``n``; of a standardised batch a constant."""
 
     def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """``gamma * (W x) + beta`` in shape, dtype and layout of the batch, with its gradient."""
+        """``gamma * (W x) + beta`` in shape, dtype and layout of the batch, with its gradient; SWBN's not into W."""
 
 
 class StandardizedBatch(Batch, Protocol):
-    """A batch that is standardised by its own mean and variance, as SWBN takes it.
-
-    The covariance is a constant, and the output's gradient goes through mean and variance but not into ``W``.
-    """
-
     variance: Tensor
     """``[C]``, unbiased; a constant."""

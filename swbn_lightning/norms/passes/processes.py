@@ -41,11 +41,7 @@ def _all_gather(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, unbiased variance and count of the whole batch from those of each process's part.
-
-    Parts of different size are weighted by their counts, and centred second moments are added, so that a large mean
-    costs no precision (Chan, Golub and LeVeque 1979).
-    """
+    """Mean, unbiased variance and count of the whole batch from those of each part (Chan, Golub and LeVeque 1979)."""
     # One value a channel has no unbiased variance; its centred sum of squares is 0.
     squares = variance * (count - 1) if count > 1 else torch.zeros_like(variance)
     parts = _all_gather(torch.cat([_of_part(mean, count), squares, mean.new_full((1,), count)]))

@@ -32,10 +32,9 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 
 
 def is_transformed() -> bool:
-    """Whether a forward runs under what autograd functions of one's own do not support.
+    """Whether a forward runs under what autograd functions of one's own do not support: there the formulas are plain.
 
-    Tracing by ``torch.jit``, ``torch.export``, transforms by ``torch.func`` and forward-mode derivatives: there the
-    layers use the plain formulas, whose backward is autograd's.
+    Tracing by ``torch.jit``, ``torch.export``, transforms by ``torch.func`` and forward-mode derivatives.
     """
     tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or are_transforms_active()
     return tracing or in_forward_derivatives()
@@ -106,15 +105,14 @@ def scaled(whitening_matrix: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def multiply(matrix: Tensor, rows: Tensor, start: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
-    """``start + A x`` of each row of ``[n, C]``, in its dtype.
+    """``start + A x`` of each row of ``[n, C]`` as ``[N, C, ...]``, the channels ``last`` in memory or contiguous.
 
     Args:
         matrix: ``A``, its blocks ``[g, C/g, C/g]``.
         rows: ``[n, C]``.
         start: ``[n, C]`` in the dtype of ``rows``, a tensor of the caller's own that is used up; or None for 0.
-        shape: of the result, ``[N, C, ...]``.
-        last: whether the result shall have its channels last in memory, or else be contiguous; written so at once, but
-            by way of a copy for several groups.
+        shape: of the result.
+        last: where its channels lie; for several groups by way of a copy.
     """
     matrix = matrix.to(rows.dtype)
     groups, batch = matrix.shape[0], shape[0]
@@ -160,21 +158,9 @@ def empty_like_rows(rows: Tensor, shape: torch.Size, last: bool) -> Tensor:
 
 
 def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``gamma * (W xs) + beta`` (SWBN's Algorithm 1, steps 9 and 10), in the dtype and layout of ``xs``.
-
-    Gamma is folded into ``W``, so that it costs no pass over the activation.
-
-    Args:
-        xs: standardised activation, ``[N, C, ...]``.
-        whitening_matrix: ``[g, C/g, C/g]``.
-        weight: gamma, ``[C]``, or None for ones.
-        bias: beta, ``[C]``, or None for zeros.
-    """
+    """``gamma * (W xs) + beta`` of ``[N, C, ...]`` (Algorithm 1, steps 9 and 10), in the dtype and layout of ``xs``."""
     groups, width, _ = whitening_matrix.shape
-    matrix = whitening_matrix.reshape(groups * width, width)
-    if weight is not None:
-        matrix = matrix * weight.to(matrix.dtype).unsqueeze(1)
-    matrix = matrix.to(xs.dtype)
+    matrix = scaled(whitening_matrix, weight).reshape(groups * width, width).to(xs.dtype)
     bias = None if bias is None else bias.to(xs.dtype)
     if xs.dim() == 2:
         return F.conv1d(xs.unsqueeze(-1), matrix.unsqueeze(-1), bias, groups=groups).squeeze(-1)
@@ -186,17 +172,3 @@ def whiten(xs: Tensor, whitening_matrix: Tensor, weight: Tensor | None, bias: Te
         return F.conv2d(xs, kernel, bias, groups=groups)
     # On a CPU a 16-bit conv3d does not keep channels_last_3d; depth and height as one dimension is a view of both.
     return F.conv2d(xs.flatten(2, 3), kernel, bias, groups=groups).unflatten(2, xs.shape[2:4])
-
-
-def laid_out_as(y: Tensor, x: Tensor) -> Tensor:
-    """``y`` with the strides that an operator on each value of ``x`` would give it.
-
-    Where a dimension is 1 several strides mean the same places, and what comes next reads a memory format off them.
-    A copy where they differ: a view would not let what comes next work in place. Not in a program that is traced or
-    compiled, nor in a transform.
-    """
-    if y.stride() == x.stride() or torch.compiler.is_compiling() or is_transformed():
-        return y
-    if y.stride() == torch.empty_like(x, device="meta").stride():  # `x` has holes
-        return y
-    return torch.empty_like(x, dtype=y.dtype).copy_(y)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms.passes.processes import all_reduce, merge_covariance, merge_mean
+from swbn_lightning.norms.passes.processes import all_reduce, merge_covariance, merge_mean, merge_moments
 from swbn_lightning.norms.passes.rows import (
     accumulation_dtype,
     as_rows,
@@ -86,6 +86,28 @@ def _standardize(rows: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tens
     return xs, mean, variance, inverse * math.sqrt(ratio)
 
 
+class SynchronizedStandardized:
+    """A :class:`.StandardizedBatch` with the statistics of all processes; this one's part may be empty."""
+
+    def __init__(self, x: Tensor, num_groups: int, eps: float) -> None:
+        self._x, self._num_groups = x, num_groups
+        with torch.no_grad():
+            rows = as_rows(x)
+            wide = rows.to(accumulation_dtype(x.dtype))
+            variance, mean = torch.var_mean(wide, 0, correction=1)
+            self.mean, self.variance, self.samples = merge_moments(mean, variance, rows.shape[0])
+            self._rstd = torch.rsqrt(self.variance + eps)
+            self._rows = ((rows - self.mean) * self._rstd).to(x.dtype)
+
+    def covariance(self) -> Tensor:
+        rows = self._rows
+        count = rows.shape[0]
+        return merge_covariance(gram(rows, rows, self._num_groups) / max(count, 1), count, self.samples)
+
+    def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return whiten_standardized(self._x, self._rows, self._rstd, w, weight, bias, self.samples)
+
+
 def whiten_standardized(
     x: Tensor,
     rows: Tensor,
@@ -108,19 +130,14 @@ def whiten_standardized(
     so that with covariance and output four products over the samples are all, and no sum over them but that for beta.
 
     Args:
-        x: ``[N, C, ...]``, what the gradient is for.
+        x: ``[N, C, ...]``, what the gradient is for; the output has its dtype and layout.
         rows: ``xs``, the standardised ``x`` as ``[n, C]``; a constant. With ``centred``, ``x - mean``.
         rstd: ``1 / sqrt(var + eps)``, ``[C]``; a constant.
         whitening_matrix: ``[g, C/g, C/g]``; a constant.
         weight: gamma, ``[C]``, or None.
         bias: beta, ``[C]``, or None.
-        total: samples ``[]`` of all processes, if mean and variance are those of the batch on all of them; then the
-            sums of the backward are merged, in one collective.
-        centred: the rows are not divided by their deviation; ``A diag(rstd)`` stands for ``A``, and no pass over them
-            is needed for it.
-
-    Returns:
-        ``[N, C, ...]`` in the dtype and layout of ``x``.
+        total: samples ``[]`` of all processes, if the statistics are theirs: the backward merges its sums, too.
+        centred: the rows are not divided by their deviation; ``A diag(rstd)`` stands for ``A``.
     """
     return _WhitenStandardized.apply(x, weight, bias, rows, rstd, whitening_matrix, total, centred)[0]
 
@@ -213,12 +230,10 @@ class StockCentred:
     The mean's gradient through ``S`` is the sum of the second term over all samples, which is 0 as that of ``xc`` is.
     """
 
-    synchronized = False
-
-    def __init__(self, x: Tensor, num_groups: int, dtype: torch.dtype) -> None:
+    def __init__(self, x: Tensor, num_groups: int, dtype: torch.dtype, synchronized: bool = False) -> None:
         self._x = x
-        self._rows, self._covariance, self.mean, total = _Center.apply(x, num_groups, self.synchronized, dtype)
-        self.samples: int | Tensor = total if self.synchronized else self._rows.shape[0]
+        self._rows, self._covariance, self.mean, total = _Center.apply(x, num_groups, synchronized, dtype)
+        self.samples: int | Tensor = total if synchronized else self._rows.shape[0]
 
     def covariance(self) -> Tensor:
         return self._covariance

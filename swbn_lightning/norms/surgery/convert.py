@@ -35,13 +35,11 @@ def convert_norms(
 ) -> nn.Module:
     """Replace BatchNorm layers by the factory's, in place.
 
-    BatchNorm1d/2d/3d and SyncBatchNorm; of a network with lazy layers run one forward first. A replaced layer keeps
-    its parameters (the same objects, so an optimiser made before stays right), running statistics, eps and momentum
-    (unless the factory names them), device, training mode (frozen by :func:`swbn_lightning.freeze_norms`, too), hooks
-    around forward and backward; a whitening layer starts with the W with which the network's output in evaluation is
-    the old one. Names in the state dict stay, but timm's layers with an activation inside become a ``NormAct`` (with
-    names as ``bn1.norm.weight``), and IterNorm and DBN have no ``running_var``; a checkpoint from before loads all the
-    same. Normalisations other than BatchNorm are left as they are.
+    BatchNorm1d/2d/3d and SyncBatchNorm; other normalisations are left as they are. A replaced layer keeps its
+    parameters (the same objects, so an optimiser made before stays right), running statistics, eps and momentum (unless
+    the factory names them), device, training mode (frozen, too) and hooks; a whitening layer starts with the W with
+    which the network's output in evaluation is the old one. timm's layers with an activation inside become a
+    ``NormAct``. A checkpoint from before loads all the same.
 
     The paper's placements (Zhang et al., CVPR 2021)::
 
@@ -88,10 +86,8 @@ def revert_norms(model: nn.Module) -> nn.Module:
     The BatchNorm layers that were there come back, with the gamma, beta, running statistics, device and mode that
     the network has now. What only the other layer knew is dropped: after training the network's function changes
     (to be rid of the layers *without* changing it, use :func:`swbn_lightning.fuse_norms`). IterNorm and DBN keep no
-    variance: untrained they give back the old one to the bit, afterwards what the diagonal of ``W^-2`` says, which is
-    off as far as the W of few iterations, or an average of many W, is from the root of the covariance. Let some
-    batches pass in training mode before relying on it. ``gn``, ``ln``, ``in`` and ``none`` give back the statistics
-    that they took over.
+    variance: untrained they give back the old one to the bit, afterwards what the diagonal of ``W^-2`` says, roughly:
+    let some batches pass in training mode before relying on it.
 
     Returns:
         ``model``; the old layer if the model itself is a converted one.

@@ -44,12 +44,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def find_dataflow(model: nn.Module, leaves: tuple[type[nn.Module], ...] = ()) -> Dataflow:
-    """Trace ``model`` in evaluation by :mod:`torch.fx`, part by part where the whole cannot be.
-
-    Args:
-        model: stays as it is.
-        leaves: classes besides norms and foldable layers that are not looked into.
-    """
+    """Trace ``model`` in evaluation by :mod:`torch.fx`, part by part where the whole cannot be; not into ``leaves``."""
     # Tracing runs what a forward does to its module: on a copy. Parameters are shared, being large and constant.
     model = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     names: dict[nn.Module, list[str]] = {}

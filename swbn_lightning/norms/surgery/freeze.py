@@ -18,17 +18,9 @@ def freeze_norms(model: nn.Module) -> nn.Module:
     must not, ``requires_grad_(False)`` stops them as any other parameter.
 
     Frozen layers can be converted, reverted, fused, deep-copied and pickled, and stay frozen. It is no part of a state
-    dict. :func:`swbn_lightning.update_norms` passes them by. What PyTorch and Lightning do to BatchNorm by its class
-    they do to a frozen one, too: ``SyncBatchNorm.convert_sync_batchnorm`` makes a new layer, to be frozen afterwards;
-    ``update_bn`` and ``StochasticWeightAveraging`` reset its statistics (``update_norms`` and ``WeightAveraging`` do
-    not); a mode that is assigned (``norm.training = True``), as Lightning does after validation with the modes from
-    before it, thaws a BatchNorm, though no whitening layer: freeze outside of the validation hooks.
-
-    Args:
-        model: any network.
-
-    Returns:
-        ``model``.
+    dict. What PyTorch and Lightning do to BatchNorm by its class they do to a frozen one, too (``update_bn``,
+    ``convert_sync_batchnorm``); a mode that is assigned (``norm.training = True``), as Lightning does after validation,
+    thaws a BatchNorm, though no whitening layer.
 
     Raises:
         InputError: no such layer in the model; one without running statistics, which has nothing to evaluate with but
@@ -44,12 +36,6 @@ def freeze_norms(model: nn.Module) -> nn.Module:
 
 def unfreeze_norms(model: nn.Module) -> nn.Module:
     """Let layers that :func:`freeze_norms` stopped learn again, in place; each takes the mode of what holds it.
-
-    Args:
-        model: any network; layers that are not frozen stay as they are.
-
-    Returns:
-        ``model``.
 
     Raises:
         InputError: no layer in the model that could be frozen.

@@ -1,7 +1,6 @@
 """Normalisation layers gone at inference: folded into the layer before, or one 1x1 convolution each."""
 
 import copy
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,21 +41,13 @@ def fuse_norms(model: nn.Module) -> nn.Module:
 
     In evaluation a whitening layer (as BatchNorm) is one affine map. Where a convolution (grouped, dilated, strided,
     transposed, with any padding) or linear layer comes directly before it and feeds nothing else, the map is folded
-    into that layer, in float64. Where none does (after an addition, say), and where the fold would merge the groups
-    of a grouped convolution at greater cost than a 1x1 convolution behind it, the layer becomes a 1x1 convolution.
-    BatchNorm layers are folded too where they can be, and kept otherwise.
+    into that layer, in float64. Where none does (after an addition, say), and where the norm whitens across the groups
+    of a grouped convolution, the layer becomes a 1x1 convolution. BatchNorm layers are folded too where they can be.
 
     What feeds what is found by :mod:`torch.fx`, with flags and optional arguments of the forward both ways. Parts of a
     network that it cannot trace (control flow that depends on values) are named in the report and looked at child by
-    child; only within a child is then anything folded, and not within a ``Sequential`` that its parent may iterate
-    over. It is taken for granted that such a part does not reach into a child to use one of the child's layers alone.
-
-    A folded weight is rounded once, to its layer's dtype. Fuse in float32 and cast afterwards what shall be smaller:
-    in a network that is 16-bit already, the exact standardisation was done in float32, and no bias makes up for
-    the rounding of a weight before an input that is far from zero mean.
-
-    Args:
-        model: any network, in either mode; it stays as it is.
+    child. It is taken for granted that such a part does not reach into a child to use one of the child's layers alone.
+    A folded weight is rounded once, to its layer's dtype: fuse in float32 and cast afterwards.
 
     Returns:
         A new module in evaluation mode with the same structure and the attribute ``fusion_report``, a
@@ -158,26 +149,19 @@ def _affine_map(norm: Any, name: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _fold(layer: Any, matrix: Tensor, shift: Tensor) -> bool:
-    """Let ``layer`` give ``A layer(x) + b``; False, and nothing done, where a 1x1 convolution is cheaper."""
+    """Let ``layer`` give ``A layer(x) + b``; False, and nothing done, where that would merge its groups."""
     groups = getattr(layer, "groups", 1)
     transposed = isinstance(layer, TRANSPOSED)
     weight = layer.weight.double().unflatten(0, (groups, -1))
     if transposed:
         weight = weight.transpose(1, 2)  # [groups, out, in, ...] of either kind
-    out, width = weight.shape[1], matrix.shape[1]
-    channels = len(shift)
-    # Groups of the folded layer: as many as respect both the layer's and the norm's.
-    new_groups = channels // math.lcm(out, width)
-    merged = groups // new_groups
-    positions = math.prod(layer.stride) if transposed else 1  # output positions an input position
-    if weight.numel() * merged > weight.numel() + matrix.numel() * positions:
+    if weight.shape[1] % matrix.shape[1]:
         return False
-    blocks = _block_diagonal(matrix.unflatten(0, (new_groups, -1)))
-    weight = _block_diagonal(weight.unflatten(0, (new_groups, merged)))
+    blocks = torch.stack([torch.block_diag(*own) for own in matrix.unflatten(0, (groups, -1))])
     weight = (blocks @ weight.flatten(2)).view_as(weight)
     bias = shift
     if layer.bias is not None:
-        bias = bias + (blocks @ layer.bias.double().view(new_groups, -1, 1)).flatten()
+        bias = bias + (blocks @ layer.bias.double().view(groups, -1, 1)).flatten()
     if transposed:
         weight = weight.transpose(1, 2)
     old = layer.weight
@@ -186,18 +170,7 @@ def _fold(layer: Any, matrix: Tensor, shift: Tensor) -> bool:
     weight = weight.flatten(0, 1).to(old.dtype).contiguous(memory_format=layout)
     layer.weight = nn.Parameter(weight, old.requires_grad)
     layer.bias = nn.Parameter(bias.to(old.dtype), old.requires_grad)
-    if groups != new_groups:
-        layer.groups = new_groups
     return True
-
-
-def _block_diagonal(blocks: Tensor) -> Tensor:
-    """``[g, r, a, b, ...]`` to ``[g, r a, r b, ...]``: the ``r`` blocks along a diagonal."""
-    g, r, a, b, *rest = blocks.shape
-    result = blocks.new_zeros(g, r, a, r, b, *rest)
-    for i in range(r):
-        result[:, i, :, i] = blocks[:, i]
-    return result.view(g, r * a, r * b, *rest)
 
 
 @torch.no_grad()

@@ -17,13 +17,6 @@ def norm_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[st
 
         optimizer = torch.optim.SGD(norm_parameter_groups(model, 5e-4), lr=0.1, momentum=0.9)
 
-    Args:
-        model: any network.
-        weight_decay: for the first group; at least 0.
-
-    Returns:
-        Two groups, ``{"params", "weight_decay"}`` each.
-
     Raises:
         InputError: a negative weight decay, or no parameter that needs a gradient.
     """

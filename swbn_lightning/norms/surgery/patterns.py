@@ -17,11 +17,7 @@ def as_patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_patterns(kind: str, names: Collection[str], patterns: Iterable[str]) -> None:
-    """Raise for a pattern that fits none of ``names``.
-
-    Raises:
-        InputError: with the names; ``kind`` says what they are of (``"BatchNorm layer"``).
-    """
+    """Raise :class:`InputError` for a pattern that fits none of ``names``, which are of a ``kind`` of layer."""
     for pattern in patterns:
         if not fits(names, [pattern]):
             raise InputError(f"no {kind} fits {pattern!r}; the model's: {', '.join(names) or 'none'}.")

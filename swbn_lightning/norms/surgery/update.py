@@ -22,20 +22,12 @@ Norm = WhiteningNorm | _BatchNorm
 def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any], Any] | None = None) -> None:
     """Recompute running statistics over ``loader``, after averaging weights, as ``torch.optim.swa_utils.update_bn``.
 
-    The mean of several networks' weights gives other features than any of them, so that no running statistics fit.
-    Afterwards those of every whitening layer and BatchNorm are the plain average over the batches of ``loader``, and
-    ``whitening_matrix`` is the plain average of the matrices that whitened them: IterNorm's and DBN's are computed
-    from each batch; SWBN's starts from the W that the layer has (averaged as the weights were, with
-    ``AveragedModel(..., use_buffers=True)``, or the last one) and takes its step at every batch (of a layer that is
-    used more than once in a batch, the last W counts for all). A batch that is not finite does not count, and a layer
-    that no batch reaches stays as it is.
-
-    Only the normalisation layers run in training mode: unlike ``update_bn``, dropout and the like are off, since
-    evaluation, which the statistics are for, is without them. Modes, momenta and frozen layers
-    (:func:`swbn_lightning.freeze_norms`) stay as they are.
-
-    In a distributed run every process calls it with its part of the data. BatchNorm and layers with ``sync=False``
-    have the statistics of that part then, as in training.
+    Afterwards the statistics of every whitening layer and BatchNorm are the plain average over the batches of
+    ``loader``, and ``whitening_matrix`` is that of the matrices that whitened them: IterNorm's and DBN's are computed
+    from each batch; SWBN's starts from the W that the layer has and takes its step at every batch (of a layer that is
+    used more than once in a batch, the last W counts). A batch that is not finite does not count, and a layer that no
+    batch reaches stays as it is. Only the normalisation layers run in training mode, not dropout. Modes, momenta and
+    frozen layers stay as they are. In a distributed run every process calls it with its part of the data.
 
     Args:
         loader: batches. A list or tuple stands for its first element, as ``(images, labels)``.

@@ -19,7 +19,7 @@ from swbn_lightning.runs.folders import RESULTS_FILE, write_json
 from swbn_lightning.runs.record import now
 from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
-from swbn_lightning.whiteness.kept import measurements
+from swbn_lightning.whiteness.records import measurements
 
 _FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference", "tasks")
 

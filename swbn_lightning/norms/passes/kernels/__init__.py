@@ -45,11 +45,7 @@ class Availability:
 
 
 def available() -> Availability:
-    """Whether Triton and an NVIDIA GPU of compute capability 8.0 or more are here.
-
-    With ``TRITON_INTERPRET=1``, set before Triton is imported, Triton's interpreter runs the kernels on a CPU, slowly:
-    for tests.
-    """
+    """Whether Triton and an NVIDIA GPU of compute capability 8.0 or more are here, or ``TRITON_INTERPRET=1`` is set."""
     if importlib.util.find_spec("triton") is None:
         return Availability("Triton is not installed; it comes with PyTorch's CUDA builds for Linux")
     if interpreted():
@@ -113,13 +109,7 @@ def interpreted() -> bool:
 
 
 def take_samples(x: Tensor, whitening_matrix: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether kernels do a training pass over ``x``: statistics, products and the backward.
-
-    Args:
-        x: ``[N, C, ...]``; channels last in memory, or ``[N, C]``.
-        whitening_matrix: ``[1, C, C]``.
-        parameters: gamma and beta, as far as there are any.
-    """
+    """Whether kernels do a training pass over ``x``, with its channels last in memory: all but the step of W."""
     tensors = [whitening_matrix, *(parameter for parameter in parameters if parameter is not None)]
     if not _take(x.movedim(1, -1) if x.dim() > 2 else x, *tensors):
         return False
@@ -128,12 +118,7 @@ def take_samples(x: Tensor, whitening_matrix: Tensor, *parameters: Tensor | None
 
 
 def take_step(whitening_matrix: Tensor, *statistics: Tensor | None) -> bool:
-    """Whether kernels step W and keep the state.
-
-    Args:
-        whitening_matrix: the buffer, ``[g, C/g, C/g]``.
-        statistics: mean and variance of the batch and the running ones, as far as there are any.
-    """
+    """Whether kernels step W and keep the state, with statistics of the batch and running ones."""
     tensors = [whitening_matrix, *(values for values in statistics if values is not None)]
     if not _take(*tensors) or any(tensor.dtype != torch.float32 for tensor in tensors):
         return False

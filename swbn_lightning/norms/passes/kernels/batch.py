@@ -13,12 +13,7 @@ from swbn_lightning.norms.torch_internals import is_legacy_batched
 
 
 class KernelBatch:
-    """A :class:`.StandardizedBatch` that is standardised wherever it is read and never as a whole.
-
-    Args:
-        x: ``[N, C, ...]``, its channels last in memory.
-        eps: added to the variance.
-    """
+    """A :class:`.StandardizedBatch`, its channels last in memory, that is standardised wherever it is read."""
 
     def __init__(self, x: Tensor, eps: float) -> None:
         self._x, rows = x, as_rows(x).detach()

@@ -186,18 +186,8 @@ def update_state(
 ) -> Tensor:
     """W stepped, and kept with the batch's statistics if all is finite; returns the W of this forward.
 
-    Args:
-        w: ``whitening_matrix``, ``[g, d, d]``; written.
-        s: covariance of the batch, ``[g, d, d]``.
-        mean: of the batch, ``[C]``.
-        variance: of the batch, ``[C]``.
-        running: running mean, running variance and the count of accepted batches, which are written; or None.
-        rejected: the count of batches that are not; written.
-        small: the count of batches with fewer samples than channels of a group; written.
-        few: whether this is such a batch.
-        criterion: ``"fro"`` or ``"kl"``.
-        step_size: of W's step.
-        momentum: share of the batch in the running statistics; None for a plain average.
+    Written are the buffers ``w``, ``running`` (mean, variance, count of accepted batches), ``rejected`` and ``small``,
+    the count of batches with ``few`` samples.
     """
     groups, width, _ = w.shape
     out = torch.empty_like(w)
