@@ -1,4 +1,4 @@
-"""Episodes a second: drawn and scored from cached features, made as training batches, and by other libraries.
+"""Episodes a second: drawn and scored from cached features, made as training batches, and by learn2learn.
 
     python -m benchmarks.episodes
     python -m benchmarks.episodes --episodes 10000 --map-episodes 2000 --rounds 1
@@ -8,9 +8,7 @@ Random images and features of ``--classes`` classes of ``--images`` each, on whi
 are drawn and scored from features of 64 numbers, or from maps of 64x8x8. ``images`` are training batches as the model
 gets them (32x32, gathered, cropped, flipped, normalised); ResNet20's training step on such a batch stands beside them.
 
-learn2learn's ``Taskset`` and easyfsl's ``TaskSampler`` (in a DataLoader without workers) hand out the same images, not
-scored, where they are installed (``make learn2learn``, ``pip install easyfsl``). easyfsl 1.5.0 calls torch's Sampler in
-a way that torch has given up; that call is made to do nothing.
+learn2learn's ``Taskset`` hands out the same images, not scored, where it is installed (``make learn2learn``).
 
 The passes take turns, and the figures are medians over the rounds. Memory is the peak of tensors and of Python's and
 NumPy's objects in a pass of at most ``--memory-episodes`` episodes, what was there before not counted. Prints a
@@ -18,18 +16,16 @@ Markdown table and writes the same as JSON.
 """
 
 import argparse
-import importlib.util
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import TensorDataset
 
 from benchmarks.memory import PeakMemory
-from benchmarks.timing import Pass, medians, parser, write
+from benchmarks.timing import Pass, installed, markdown, medians, parser, write
 from fewshot import (
     CrossAttentionHead,
     EpisodeSettings,
@@ -43,7 +39,7 @@ from fewshot.episodes import EpisodeSampler
 from swbn_lightning.data import ImageSet
 
 FEATURES, SIDE, IMAGE_SIZE = 64, 8, 32  # ResNet20's features and maps at CIFAR's size
-LEARN2LEARN, EASYFSL = "learn2learn Taskset", "easyfsl TaskSampler"
+LEARN2LEARN = "learn2learn Taskset"
 STEP = "ResNet20's step"
 
 
@@ -69,14 +65,12 @@ def main() -> None:
         row["episodes_per_second"] = piece.episodes / seconds[name]
         row["peak_bytes"] = peak(_bound(piece.run, min(piece.episodes, options.memory_episodes)))
         rows.append(row)
+    base = next((row["episodes_per_second"] for row in rows if row["piece"] == LEARN2LEARN), None)
     for row in rows:
-        for key, other in (("times_learn2learn", LEARN2LEARN), ("times_easyfsl", EASYFSL)):
-            base = next((r["episodes_per_second"] for r in rows if r["piece"] == other), None)
-            row[key] = row["episodes_per_second"] / base if base else None
+        row["times_learn2learn"] = row["episodes_per_second"] / base if base else None
     print(table(rows))
     print(f"\n{share(rows)}")
-    installed = [package for package in ("learn2learn", "easyfsl") if _installed(package)]
-    write(options, rows, *installed)
+    write(options, rows, *(["learn2learn"] if base else []))
 
 
 def pieces(options: argparse.Namespace, device: torch.device) -> dict[str, Piece]:
@@ -105,10 +99,8 @@ def pieces(options: argparse.Namespace, device: torch.device) -> dict[str, Piece
         STEP: Piece(training.steps, options.step_episodes),
     }
     dataset = TensorDataset(pixels, labels)
-    if _installed("learn2learn"):
+    if installed("learn2learn"):
         found[LEARN2LEARN] = Piece(learn2learn_tasks(dataset, options), library)
-    if _installed("easyfsl"):
-        found[EASYFSL] = Piece(easyfsl_tasks(dataset, options), library)
     return found
 
 
@@ -185,23 +177,6 @@ def learn2learn_tasks(dataset: TensorDataset, options: argparse.Namespace) -> Ca
     return run
 
 
-def easyfsl_tasks(dataset: TensorDataset, options: argparse.Namespace) -> Callable[[int], object]:
-    """Tasks of ``TaskSampler`` with its own collate function."""
-    from easyfsl.samplers import TaskSampler
-
-    labels = dataset.tensors[1].tolist()
-    with_labels: Any = mock.Mock(get_labels=lambda: labels)
-
-    def run(count: int) -> None:
-        with mock.patch.object(Sampler, "__init__", lambda self, data_source=None: None):
-            sampler = TaskSampler(with_labels, options.ways, options.shots, options.queries, count)
-        loader: Any = DataLoader(dataset, batch_sampler=sampler, collate_fn=sampler.episodic_collate_fn)
-        for _ in loader:
-            pass
-
-    return run
-
-
 def peak(run: Pass) -> int:
     """Bytes: tensors at their peak and Python's objects (NumPy's arrays among them) at theirs."""
     tracemalloc.start()
@@ -215,16 +190,13 @@ def peak(run: Pass) -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A line a piece."""
-    lines = [
-        "| piece | episodes | seconds | episodes a second | times learn2learn | times easyfsl | peak memory, MiB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for row in rows:
-        ratios = [row[key] for key in ("times_learn2learn", "times_easyfsl")]
-        cells = [f"{row['episodes']:,}", f"{row['seconds']:.3g}", f"{row['episodes_per_second']:,.0f}"]
-        cells += [f"{ratio:,.1f}" if ratio else "" for ratio in ratios]
-        lines.append(f"| {row['piece']} | {' | '.join(cells)} | {row['peak_bytes'] / 2**20:,.1f} |")
-    return "\n".join(lines)
+        times = row["times_learn2learn"]
+        figures = [f"{row['episodes']:,}", f"{row['seconds']:.3g}", f"{row['episodes_per_second']:,.0f}"]
+        lines.append([row["piece"], *figures, f"{times:,.1f}" if times else "", f"{row['peak_bytes'] / 2**20:,.1f}"])
+    head = ["piece", "episodes", "seconds", "episodes a second", "times learn2learn", "peak memory, MiB"]
+    return markdown(head, lines)
 
 
 def share(rows: list[dict[str, Any]]) -> str:
@@ -237,17 +209,13 @@ def _bound(run: Callable[[int], object], count: int) -> Pass:
     return lambda: run(count)
 
 
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
 def _options() -> argparse.Namespace:
     made = parser(__doc__, "episodes", rounds=3, dtype=False)
     sizes = {
         "episodes": (10_000, "drawn; scored from features"),
         "context_episodes": (1000, "scored by matching with full context"),
         "map_episodes": (200, "scored from maps"),
-        "library_episodes": (200, "handed out as images, by each library"),
+        "library_episodes": (200, "handed out as images"),
         "step_episodes": (4, "of a training step"),
         "memory_episodes": (200, "at most, to measure memory"),
         "classes": (20, ""),

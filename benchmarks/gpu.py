@@ -1,7 +1,7 @@
 """All that there is to measure on a GPU, in one run: the kernels checked, then layers, networks and memory.
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --sections tests tune --output runs/gpu-2.json
+    python -m benchmarks.gpu --sections check tests --output runs/gpu-2.json
     python -m benchmarks.gpu --smoke                        tiny, on a CPU: whether it runs
 
 Sections run one after the other, the most wanted first, each in a process of its own: an error or a hanging kernel in
@@ -23,14 +23,15 @@ from typing import Any
 import torch
 
 from benchmarks import kernels, layer, memory, network
-from benchmarks.environment import environment
+from benchmarks.timing import installed
 from swbn_lightning.norms.passes.kernels import available
+from swbn_lightning.runs.record import environment
 
 Row = dict[str, Any]
 REPOSITORY = Path(__file__).parents[1]
 TESTS = [f"tests/norms/kernels_{name}.py" for name in ("alone", "in_layers")]
 KERNELS = ("swbn-fro:kernels", "swbn-kl:kernels")
-NORMS = ("bn", "bn+products", "swbn-fro", "iternorm", "literal-swbn", "literal-iternorm")
+NORMS = ("bn", "bn+products", "swbn-fro", "iternorm")
 
 
 class Section:
@@ -110,7 +111,7 @@ def _network_table(section: Section, name: str, norms: Iterable[str], graph: boo
 
 def resnet20(section: Section) -> None:
     """CIFAR's ResNet20, eager and captured."""
-    norms = ("bn", "swbn-fro") if section.smoke else ("bn", "swbn-fro", *KERNELS, "iternorm", "literal-iternorm")
+    norms = ("bn", "swbn-fro") if section.smoke else ("bn", "swbn-fro", *KERNELS, "iternorm")
     for graph in (False,) if section.smoke else (True, False):
         section.attempt(_network_table, "resnet20", norms, graph)
 
@@ -119,13 +120,12 @@ def resnet50(section: Section) -> None:
     """ResNet-50 with all its 53 layers, captured."""
     if section.smoke:  # minutes on a CPU
         return
-    for norms in (("bn", "swbn-fro", KERNELS[0], "iternorm"), ("bn", "literal-iternorm")):
-        section.attempt(_network_table, "resnet50", norms, True)
+    section.attempt(_network_table, "resnet50", ("bn", "swbn-fro", KERNELS[0], "iternorm"), True)
 
 
 def peaks(section: Section) -> None:
     """Peak memory of a chain of layers, of the tensors and of the allocator."""
-    norms = ["bn", "swbn-fro", *([] if section.smoke else KERNELS[:1]), "literal-swbn", "iternorm"]
+    norms = ["bn", "swbn-fro", *([] if section.smoke else KERNELS[:1]), "iternorm"]
     small = ["--channels", "8", "--side", "8", "--batch", "8", "--depth", "2"] if section.smoke else []
     options = memory.parse(["--norms", *norms, "--device", section.device.type, *small])
     section.add(memory.measure(options), lambda rows: memory.table(rows, options.norms), "Peak memory")
@@ -140,18 +140,9 @@ def tests(section: Section) -> None:
     section.add([row], lambda rows: f"```\n{done.stdout[-3000:]}```", "Tests of the kernels")
 
 
-def tune(section: Section) -> None:
-    """Other block sizes, kernel by kernel."""
-    n, channels, rounds = (70, (16,), 1) if section.smoke else (65_536, (64, 128, 256), 5)
-    if section.smoke:
-        kernels.ALTERNATIVES = {"state": kernels.ALTERNATIVES["state"]}
-    rows = kernels.tune(n, channels, section.device, rounds)
-    section.add(rows, kernels.tune_table, f"Block sizes, bfloat16, n = {n}")
-
-
 SECTIONS: dict[str, Callable[[Section], None]] = {
     "check": check, "layer": single_layer, "resnet50": resnet50, "resnet20": resnet20, "alone": alone,
-    "memory": peaks, "tests": tests, "tune": tune,
+    "memory": peaks, "tests": tests,
 }  # fmt: skip
 
 
@@ -163,10 +154,9 @@ def main() -> None:
         SECTIONS[options.child](Section(options.child, output, options.smoke))
         return
     output.parent.mkdir(parents=True, exist_ok=True)
-    versions = [name for name in ("triton", "torchvision") if _installed(name)]
-    content = {"command": sys.argv, "environment": environment(*versions), "sections": {}}
-    output.write_text(json.dumps(content, indent=1) + "\n")
-    print(", ".join(f"{key} {value}" for key, value in environment(*versions).items()), flush=True)
+    ran_on = environment("torchvision", *(["triton"] if installed("triton") else []))
+    output.write_text(json.dumps({"command": sys.argv, "environment": ran_on, "sections": {}}, indent=1) + "\n")
+    print(", ".join(f"{key} {value}" for key, value in ran_on.items()), flush=True)
     start = time.monotonic()
     for name in options.sections:
         left = options.budget - (time.monotonic() - start)
@@ -217,12 +207,6 @@ def _store(output: Path, name: str, section: Row) -> None:
     partial = output.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1) + "\n")
     partial.replace(output)
-
-
-def _installed(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None
 
 
 def _options() -> argparse.Namespace:

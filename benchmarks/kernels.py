@@ -1,4 +1,4 @@
-"""SWBN's kernels by themselves: whether they are right on this device, what each costs, which block sizes cost least.
+"""SWBN's kernels by themselves: whether they are right on this device, and what each costs.
 
 ``python -m benchmarks.gpu`` runs these as sections of its own; here is what they do.
 """
@@ -11,9 +11,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import captured, medians
+from benchmarks.timing import captured, markdown, medians
 from swbn_lightning import SWBN1d
-from swbn_lightning.norms.passes.kernels import MOST_WIDTH, use_kernels
+from swbn_lightning.norms.passes.kernels import use_kernels
 
 Row = dict[str, Any]
 _FLOOR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # errors below which nothing is wrong
@@ -21,29 +21,6 @@ _REPEATS = 10
 # Of the activation's size, read or written; and products of 2 n d^2 operations.
 _TENSORS = {"moments": 1, "covariance": 1, "output": 2, "cross": 2, "gradient": 3}
 _PRODUCTS = {"covariance": 1, "output": 1, "cross": 1, "gradient": 1}
-ALTERNATIVES: dict[str, list[dict[str, int]]] = {
-    "gradient": [
-        {"BLOCK_N": 64, "num_warps": 4}, {"BLOCK_N": 128, "num_warps": 8}, {"BLOCK_N": 64, "num_warps": 8},
-        {"BLOCK_N": 64, "num_warps": 8, "num_stages": 3}, {"BLOCK_N": 32, "num_warps": 4}, {"BLOCK_K": 32},
-    ],
-    "output": [
-        {"BLOCK_N": 64, "num_warps": 8}, {"BLOCK_N": 128, "num_warps": 8}, {"BLOCK_N": 128, "num_warps": 4},
-        {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}, {"BLOCK_N": 32, "num_warps": 4}, {"BLOCK_K": 32},
-    ],
-    "cross": [
-        {"BLOCK_N": 64, "num_stages": 2}, {"BLOCK_N": 64, "num_stages": 3}, {"BLOCK_N": 32, "num_stages": 3},
-        {"BLOCK_N": 128, "num_stages": 2}, {"BLOCK_D": 64, "num_warps": 4},
-    ],
-    "covariance": [
-        {"BLOCK_N": 64, "num_stages": 2}, {"BLOCK_N": 64, "num_stages": 3}, {"BLOCK_N": 32, "num_stages": 3},
-        {"BLOCK_N": 128, "num_stages": 2}, {"BLOCK_D": 64, "num_warps": 4},
-    ],
-    "moments": [{"num_warps": 8}, {"BLOCK_N": 128, "num_warps": 8}, {"BLOCK_N": 16}],
-    "merge_cross": [{"BLOCK_R": 4}, {"num_warps": 8}, {"BLOCK_P": 4}],
-    "merge_covariance": [{"BLOCK": 128}, {"BLOCK_P": 32}],
-    "direction": [{"BLOCK_R": 16}, {"BLOCK_R": 4}, {"num_warps": 4}, {"BLOCK_K": 16}],
-    "state": [{"num_warps": 4}, {"BLOCK_W": 32}],
-}  # fmt: skip
 
 
 def check(n: int, cases: Iterable[tuple[int, torch.dtype]], device: torch.device) -> Iterator[Row]:
@@ -51,11 +28,6 @@ def check(n: int, cases: Iterable[tuple[int, torch.dtype]], device: torch.device
 
     With a large step of W and running statistics that are the batch's, every kernel's result shows. ``ok``: no error
     is more than twice the stock operators' (or worth mentioning), and a second run gives the same bits.
-
-    Args:
-        n: samples.
-        cases: numbers of channels and types.
-        device: of the tensors.
     """
     for d, dtype in cases:
         for criterion in ("fro", "kl"):
@@ -118,16 +90,12 @@ def _name(dtype: torch.dtype) -> str:
 
 def check_table(rows: list[Row]) -> str:
     """The largest errors a dtype and number of channels, kernels against stock operators."""
-    lines = [
-        "| d | dtype | criterion | worst of | kernels | stock | ok |",
-        "| ---: | --- | --- | --- | ---: | ---: | --- |",
-    ]
+    lines = []
     for row in rows:
-        head = f"| {row['d']} | {row['dtype']} | {row['criterion']} |"
         name, (mine, theirs) = max(row["errors"].items(), key=lambda item: item[1][0], default=("", (0.0, 0.0)))
         verdict = "yes" if row["ok"] else "NO" + ("" if row["same_bits"] else ", other bits the second time")
-        lines.append(f"{head} {name} | {mine:.1e} | {theirs:.1e} | {verdict} |")
-    return "\n".join(lines)
+        lines.append([str(row["d"]), row["dtype"], row["criterion"], name, f"{mine:.1e}", f"{theirs:.1e}", verdict])
+    return markdown(["d", "dtype", "criterion", "worst of", "kernels", "stock", "ok"], lines, texts=7)
 
 
 def alone(n: int, channels: Iterable[int], device: torch.device, rounds: int) -> Iterator[Row]:
@@ -154,60 +122,26 @@ def alone_table(rows: list[Row]) -> str:
     """A line a kernel, a column a number of channels: microseconds (floor)."""
     channels = list(dict.fromkeys(row["d"] for row in rows))
     found = {(row["kernel"], row["d"]): row for row in rows}
-    lines = [f"| µs (floor) | {' | '.join(f'd = {d}' for d in channels)} |", f"| --- |{' ---: |' * len(channels)}"]
+    lines = []
     for name in dict.fromkeys(row["kernel"] for row in rows):
         cells = [found.get((name, d)) for d in channels]
         texts = ["" if row is None else f"{row['us']:.1f} ({row['floor_us']:.1f})" for row in cells]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
-    return "\n".join(lines)
+        lines.append([name, *texts])
+    return markdown(["µs (floor)", *(f"d = {d}" for d in channels)], lines)
 
 
-def tune(n: int, channels: Iterable[int], device: torch.device, rounds: int) -> Iterator[Row]:
-    """Microseconds of each kernel in bfloat16 with other block sizes, as they stand first."""
-    for name, alternatives in ALTERNATIVES.items():
-        for d in channels:
-            if d > MOST_WIDTH and name in ("direction", "state"):
-                continue
-            for change in [{}, *alternatives]:
-                row: Row = {"d": d, "kernel": name, "change": change}
-                try:
-                    run = _launches(n, d, device, {name: change})[name]
-                    yield {**row, "us": 1e6 * _seconds(run, device, rounds)}
-                except Exception as error:  # too much shared memory, a block that does not fit: the next one may
-                    yield {**row, "us": None, "error": f"{type(error).__name__}: {error}"[:200]}
-
-
-def tune_table(rows: list[Row]) -> str:
-    """The best of each kernel and number of channels, where it is not what stands."""
-    lines = ["| kernel | d | µs | best | with |", "| --- | ---: | ---: | ---: | --- |"]
-    for name, d in dict.fromkeys((row["kernel"], row["d"]) for row in rows):
-        found = [row for row in rows if (row["kernel"], row["d"]) == (name, d) and row["us"] is not None]
-        stands = next((row for row in found if not row["change"]), None)
-        if stands is not None:
-            best = min(found, key=lambda row: row["us"])
-            with_ = ", ".join(f"{key}={value}" for key, value in best["change"].items())
-            lines.append(f"| {name} | {d} | {stands['us']:.1f} | {best['us']:.1f} | {with_} |")
-    return "\n".join(lines)
-
-
-def _launches(
-    n: int, d: int, device: torch.device, changes: dict[str, dict[str, int]] | None = None
-) -> dict[str, Callable[[], None]]:
+def _launches(n: int, d: int, device: torch.device) -> dict[str, Callable[[], None]]:
     """The launches of one training pass, each to be done again."""
     from swbn_lightning.norms.passes.kernels import launch
 
-    blocks, launched = launch.blocks, {}
-    changed = changes or {}
+    launched = {}
     x, upstream, norm = _problem(n, d, torch.bfloat16, "fro", device)
 
     def note(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
         launched[kernel.__name__.removesuffix("_kernel")] = lambda: kernel[grid](*args, **constants)
         kernel[grid](*args, **constants)
 
-    with (
-        mock.patch.object(launch, "_launch", note),
-        mock.patch.object(launch, "blocks", lambda name, *args: {**blocks(name, *args), **changed.get(name, {})}),
-    ):
+    with mock.patch.object(launch, "_launch", note):
         _step(norm, x, upstream, True)
     return launched
 

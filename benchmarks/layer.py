@@ -4,11 +4,10 @@
     python -m benchmarks.layer --norms bn swbn-fro swbn-fro:num_groups=4 --shapes 128x64x16x16 --rounds 50
     python -m benchmarks.layer --dtype bfloat16 --graph          on a GPU: the paper's single-layer table
 
-The layers take turns, one pass each a round; the figures are medians over the rounds. ``literal-…`` is the paper's
-formulas left to autograd. ``bn+products`` is BatchNorm and, by themselves, the four products over the samples that
-whitening cannot do without. ``fused`` is what ``fuse_norms`` leaves of a layer with nothing before it, a 1x1
-convolution; behind a convolution it leaves nothing at all. On a GPU ``swbn-fro:kernels`` is the layer by its Triton
-kernels. Prints a Markdown table and writes the same as JSON.
+The layers take turns, one pass each a round; the figures are medians over the rounds. ``bn+products`` is BatchNorm
+and, by themselves, the four products over the samples that whitening cannot do without. ``fused`` is what
+``fuse_norms`` leaves of a layer with nothing before it, a 1x1 convolution; behind a convolution it leaves nothing. On a
+GPU ``swbn-fro:kernels`` is the layer by its Triton kernels. Prints a Markdown table and writes the same as JSON.
 """
 
 import argparse
@@ -18,17 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.literal import LiteralIterNorm, LiteralSWBN
-from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write
+from benchmarks.timing import Pass, by_kernels, captured, check_gpu, markdown, medians, parser, split_kernels, write
 from swbn_lightning import NormFactory, fuse_norms
 from swbn_lightning.runs.paper import find_paper_figure
-from swbn_lightning.runs.study.variant import Variant
+from swbn_lightning.runs.study.cells import Variant
 
 CPU_SHAPES = ("64x16x32x32", "64x64x16x16", "64x256x8x8", "64x512x6x6")
 GPU_SHAPES = ("64x64x32x32", "64x256x32x32", "64x1024x32x32", "64x2048x32x32")
 PAPER_SIZE = (64, 32, 32)  # section 4.1.4, as IterNorm's authors: 65,536 samples a channel
-LITERAL = {"literal-swbn": LiteralSWBN, "literal-iternorm": LiteralIterNorm}
-NORMS = ("bn", "bn+products", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
+NORMS = ("bn", "bn+products", "swbn-kl", "swbn-fro", "iternorm", "dbn")
 EVALUATED = ("bn", "swbn-fro", "iternorm", "dbn")
 
 
@@ -69,16 +66,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made = parser(__doc__, "layer", rounds=30)
     made.add_argument("--norms", nargs="+", default=NORMS, help="names, with options as swbn-fro:num_groups=4")
     made.add_argument("--shapes", nargs="+", help="NxCxHxW; by default four of CIFAR's size, on a GPU the paper's")
-    made.add_argument("--channels", nargs="+", type=int, help="the default shapes with these channels alone")
     made.add_argument("--layout", default="channels_last", choices=["channels_last", "contiguous_format"])
     made.add_argument("--graph", action="store_true", help="replay CUDA graphs")
     options = made.parse_args(arguments)
-    if options.graph and not options.device.startswith("cuda"):
-        made.error(f"--graph needs a GPU, the device is {options.device}")
-    check_kernels(made, options.norms)
+    check_gpu(made, options)
     options.shapes = options.shapes or (GPU_SHAPES if options.device.startswith("cuda") else CPU_SHAPES)
-    if options.channels:
-        options.shapes = [shape for shape in options.shapes if int(shape.split("x")[1]) in options.channels]
     return options
 
 
@@ -97,20 +89,9 @@ def training_pass(norm: str, x: Tensor) -> Pass:
     if norm == "bn+products":
         return _batchnorm_and_products(x)
     norm, kernels = split_kernels(norm)
-    layer = _layer(norm, x.shape[1])
-    if x.dtype.itemsize < 4 and norm in LITERAL:
-        layer.weight.data, layer.bias.data = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
-        layer = layer.to(x.device)
-    else:
-        layer = layer.to(x.device, x.dtype)
-    return by_kernels(_training(layer, x), kernels)
-
-
-def _layer(norm: str, channels: int) -> nn.Module:
-    if norm in LITERAL:
-        return LITERAL[norm](channels)
     variant = Variant.parse(norm)
-    return NormFactory(variant.name, **(variant.options or {}))(channels)
+    layer = NormFactory(variant.name, **(variant.options or {}))(x.shape[1]).to(x.device, x.dtype)
+    return by_kernels(_training(layer, x), kernels)
 
 
 def _training(layer: nn.Module, x: Tensor) -> Pass:
@@ -154,7 +135,7 @@ def _evaluation(layer: nn.Module, x: Tensor) -> Pass:
 def table(rows: list[dict[str, Any]], shapes: list[str]) -> str:
     """A line a norm and mode; milliseconds, times BatchNorm's, and in brackets the paper's ratio."""
     found = {(row["norm"], row["mode"], row["shape"]): row for row in rows}
-    lines = [f"| norm | {' | '.join(shapes)} |", f"| --- |{' ---: |' * len(shapes)}"]
+    lines = []
     for norm, mode in dict.fromkeys((row["norm"], row["mode"]) for row in rows):
         cells = []
         for shape in shapes:
@@ -167,8 +148,8 @@ def table(rows: list[dict[str, Any]], shapes: list[str]) -> str:
                 paper = f", paper {row['paper_ratio']:.1f}" if row["paper_ratio"] and mode == "train" else ""
                 cell += f" ({row['ms'] / base['ms']:.2f}{paper})"
             cells.append(cell)
-        lines.append(f"| {norm}, {mode} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"{norm}, {mode}", *cells])
+    return markdown(["norm", *shapes], lines)
 
 
 if __name__ == "__main__":

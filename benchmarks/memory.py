@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.layer import LITERAL
-from benchmarks.timing import check_kernels, parser, split_kernels, write
+from benchmarks.timing import check_gpu, markdown, parser, split_kernels, write
 from swbn_lightning import NormFactory
 from swbn_lightning.norms.passes.kernels import use_kernels
 
-NORMS = ("bn", "swbn-kl", "swbn-fro", "literal-swbn", "iternorm", "literal-iternorm", "dbn")
+NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm", "dbn")
 
 
 class PeakMemory(TorchDispatchMode):
@@ -69,7 +68,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], norms: Sequence[str]) -> str:
     """A line a norm: the tensors' peak, times BatchNorm's, and the allocator's on a GPU."""
-    lines = ["| norm | float32, MiB (times BatchNorm) | bfloat16, MiB (times BatchNorm) |", "| --- | ---: | ---: |"]
+    lines = []
     for norm in norms:
         cells = []
         for name in ("float32", "bfloat16"):
@@ -80,8 +79,8 @@ def table(rows: list[dict[str, Any]], norms: Sequence[str]) -> str:
                 if peak:
                     cell.append(f"{peak / 2**20:.1f}" + (f" ({peak / base:.2f})" if base else ""))
             cells.append("; allocator ".join(cell))
-        lines.append(f"| {norm} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([norm, *cells])
+    return markdown(["norm", "float32, MiB (times BatchNorm)", "bfloat16, MiB (times BatchNorm)"], lines)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,7 +92,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--batch", type=int, default=64)
     made.add_argument("--depth", type=int, default=8, help="norms in the chain")
     options = made.parse_args(arguments)
-    check_kernels(made, options.norms)
+    check_gpu(made, options)
     return options
 
 
@@ -103,11 +102,8 @@ def _measure(norm: str, dtype: torch.dtype, options: argparse.Namespace) -> dict
     name, kernels = split_kernels(norm)
     layers: list[nn.Module] = []
     for _ in range(options.depth):
-        made = LITERAL[name](d) if name in LITERAL else NormFactory(name)(d)
-        layers += [nn.Conv2d(d, d, 1, bias=False), made, nn.ReLU(inplace=True)]
-    model = nn.Sequential(*layers).to(options.device).to(memory_format=torch.channels_last)
-    if name not in LITERAL:  # those keep their state in float32 by autocast alone
-        model.to(dtype)
+        layers += [nn.Conv2d(d, d, 1, bias=False), NormFactory(name)(d), nn.ReLU(inplace=True)]
+    model = nn.Sequential(*layers).to(options.device, dtype).to(memory_format=torch.channels_last)
     x = torch.randn(options.batch, d, options.side, options.side, device=options.device, dtype=dtype)
     x = x.contiguous(memory_format=torch.channels_last)
     autocast = torch.autocast(torch.device(options.device).type, dtype, enabled=dtype != torch.float32)

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet50
 
-from benchmarks.layer import LITERAL
-from benchmarks.timing import Pass, by_kernels, captured, check_kernels, medians, parser, split_kernels, write
+from benchmarks.timing import Pass, by_kernels, captured, check_gpu, markdown, medians, parser, split_kernels, write
 from swbn_lightning import NormFactory, convert_norms, fuse_norms
 from swbn_lightning.backbones import build_backbone
 
-NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm", "literal-iternorm", "none")
+NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm", "none")
 SIDE = {"resnet20": 32, "resnet50": 224}
 
 
@@ -61,13 +60,12 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
     """A line a norm and mode; milliseconds, times BatchNorm's, times those without normalisation."""
     times = {(row["norm"], row["mode"]): row["ms"] for row in rows}
-    lines = [f"| {options.network}, batch {options.batch} | ms | times BatchNorm | times none |"]
-    lines.append("| --- | ---: | ---: | ---: |")
+    lines = []
     for (norm, mode), time in times.items():
         others = times.get(("bn", mode)), times.get(("none", mode))
-        ratios = " | ".join(f"{time / other:.3f}" if other else "" for other in others)
-        lines.append(f"| {norm}, {mode} | {time:.2f} | {ratios} |")
-    return "\n".join(lines)
+        ratios = [f"{time / other:.3f}" if other else "" for other in others]
+        lines.append([f"{norm}, {mode}", f"{time:.2f}", *ratios])
+    return markdown([f"{options.network}, batch {options.batch}", "ms", "times BatchNorm", "times none"], lines)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -79,16 +77,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--graph", action="store_true", help="replay CUDA graphs of whole steps")
     made.add_argument("--train", action="store_true", help="training steps alone, no inference")
     options = made.parse_args(arguments)
-    if options.graph and not options.device.startswith("cuda"):
-        made.error(f"--graph needs a GPU, the device is {options.device}")
-    check_kernels(made, options.norms)
+    check_gpu(made, options)
     return options
 
 
 def network(name: str, norm: str) -> nn.Module:
     """A network with ten outputs and the norm everywhere, channels last."""
-    if norm in LITERAL and norm not in NormFactory.names():
-        NormFactory.register(norm, {2: LITERAL[norm]})
     if name == "resnet20":
         backbone = build_backbone("resnet20", norm)
         features = backbone(torch.zeros(2, 3, 32, 32)).shape[1]

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.network import SIDE, network, training
-from benchmarks.timing import Pass, medians, parser, write
+from benchmarks.timing import Pass, markdown, medians, parser, write
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.swbn import SWBN
 
@@ -90,18 +90,14 @@ def _collectives(layers: Sequence[nn.Module], device: torch.device) -> Pass:
 def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
     """A line a norm."""
     times = {(row["norm"], row["what"]): row["ms"] for row in rows}
-    world = dist.get_world_size()
-    lines = [
-        f"| {options.network}, {world} processes, batch {options.batch} each | step, `sync: false`, ms "
-        "| `sync: true`, ms | times | collectives alone, ms | of the step |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    first = f"{options.network}, {dist.get_world_size()} processes, batch {options.batch} each"
+    head = [first, "step, `sync: false`, ms", "`sync: true`, ms", "times", "collectives alone, ms", "of the step"]
+    lines = []
     for norm in options.norms:
         off, on, sent = (times.get((norm, what)) for what in ("off", "on", "collectives"))
-        line = f"| {norm} | {off:.1f} |"
-        line += f" {on:.1f} | {on / off:.3f} | {sent:.1f} | {sent / on:.1%} |" if off and on and sent else " | | | |"
-        lines.append(line)
-    return "\n".join(lines)
+        more = [f"{on:.1f}", f"{on / off:.3f}", f"{sent:.1f}", f"{sent / on:.1%}"] if off and on and sent else [""] * 4
+        lines.append([norm, f"{off:.1f}", *more])
+    return markdown(head, lines)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

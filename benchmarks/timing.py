@@ -1,19 +1,20 @@
 """Passes timed in turns, so that what else the machine does falls on all of them."""
 
 import argparse
+import importlib.util
 import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.environment import environment, environment_line
 from swbn_lightning.norms.passes.kernels import available, use_kernels
+from swbn_lightning.runs.record import environment
 
 Key = TypeVar("Key", bound=Hashable)
 Pass = Callable[[], object]
@@ -87,11 +88,18 @@ def by_kernels(run: Pass, on: bool) -> Pass:
     return switched
 
 
-def check_kernels(made: argparse.ArgumentParser, norms: Iterable[str]) -> None:
-    """End with an error if a norm asks for kernels that cannot run here."""
-    asking = [norm for norm in norms if split_kernels(norm)[1]]
+def check_gpu(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with an error if a CUDA graph, or a norm by kernels, is asked for that cannot run here."""
+    if vars(options).get("graph") and not options.device.startswith("cuda"):
+        made.error(f"--graph needs a GPU, the device is {options.device}")
+    asking = [norm for norm in options.norms if split_kernels(norm)[1]]
     if asking and not available():
         made.error(f"{', '.join(asking)}: {available().reason}")
+
+
+def installed(package: str) -> bool:
+    """Whether a package is there."""
+    return importlib.util.find_spec(package) is not None
 
 
 def parser(description: str | None, output: str, rounds: int, dtype: bool = True) -> argparse.ArgumentParser:
@@ -106,11 +114,19 @@ def parser(description: str | None, output: str, rounds: int, dtype: bool = True
     return made
 
 
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """A Markdown table, of which so many columns are texts and the others stand to the right."""
+    marks = ["---"] * texts + ["---:"] * (len(head) - texts)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *rows))
+
+
 def write(options: argparse.Namespace, rows: list[dict[str, Any]], *packages: str) -> None:
     """Rows with command and environment as JSON, and a line that says the same."""
     output = Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": sys.argv, "environment": environment(*packages), "options": vars(options), "rows": rows}
+    ran_on = environment(*packages)
+    content = {"command": sys.argv, "environment": ran_on, "options": vars(options), "rows": rows}
     output.write_text(json.dumps(content, indent=2) + "\n")
     dtype = f", {options.dtype}" if "dtype" in options else ""
-    print(f"\n{environment_line(*packages)}{dtype}, seed {options.seed}\nwritten: {output}")
+    line = ", ".join(f"{key} {value}" for key, value in ran_on.items())
+    print(f"\n{line}{dtype}, seed {options.seed}\nwritten: {output}")

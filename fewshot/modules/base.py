@@ -37,9 +37,6 @@ class EpisodicModule(TrainingModule):
         kwargs: as :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
-    #: That it is trained and tested on episodes, for what knows this class by its name only.
-    episodic = True
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._by_batch: str | None = None  # a norm without statistics for evaluation

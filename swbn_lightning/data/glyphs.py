@@ -1,8 +1,8 @@
 """The embedded data set "glyphs": letters of five scripts in the twelve DejaVu faces, for few-shot learning.
 
 The faces come with matplotlib, so nothing is downloaded. A class is a letter with all letters that look the
-same; ``glyph_classes.txt`` says which, and ``make_glyph_classes.py`` made it. The classes of the three
-splits are disjoint, as few-shot learning needs.
+same; ``glyph_classes.txt`` says which, and how they were found. The classes of the three splits are
+disjoint, as few-shot learning needs.
 """
 
 from __future__ import annotations

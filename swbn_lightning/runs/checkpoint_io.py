@@ -21,14 +21,13 @@ _SAVED: set[str] = set()  # paths of checkpoints that this process saved
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint whole or not at all, and reads none that would run code.
 
-    Lightning 2.6 writes to the system's folder for temporary files and moves what is there: between two file systems
-    that is a copy over the old checkpoint, and a kill in the middle of it leaves neither. Here the new file grows
-    beside the old one, is brought to the disk, and takes its name in one step; where there is no room, the old one
-    stays. Files that are not local are written as Lightning does.
+    Lightning 2.6 writes to the system's temporary folder and moves what is there: between two file systems a kill in
+    the middle leaves neither. Here the new file grows beside the old one, is brought to the disk, and takes its name in
+    one step. Files that are not local are written as Lightning does.
 
     What is read is tensors, numbers, strings and containers of them (``weights_only=True``), whatever the caller or
-    ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` says; and no ``ModelCheckpoint`` remembers files, which it would remove as
-    better ones come. What is removed is a file that this process saved, or a folder that a sharded checkpoint is in.
+    ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` says. What is removed is a file that this process saved, or a folder that a
+    sharded checkpoint is in.
 
     Raises:
         InputError: a file that cannot be written, as of a full disk, with the reason.

@@ -2,7 +2,7 @@
 
 import math
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,21 @@ def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, An
     return plain_content(content, str(path), forget_files)
 
 
+def saved_score(path: Path) -> tuple[float, int]:
+    """What was monitored when a checkpoint was saved (more is better; -inf for nothing), and the steps until then."""
+    checkpoint = read_checkpoint(path, forget_files=False)
+    callbacks, steps = checkpoint.get("callbacks"), checkpoint.get("global_step")
+    score = -math.inf
+    for key, state in callbacks.items() if isinstance(callbacks, dict) else ():
+        scores = state.get("best_k_models") if isinstance(state, dict) else None
+        for name, value in scores.items() if isinstance(scores, dict) else ():
+            # By its name: the folder may have been moved.
+            if isinstance(name, str) and Path(name).name == path.name and isinstance(value, Tensor):
+                own = float(value) if value.numel() == 1 else math.nan
+                score = max(score, -own if "'mode': 'min'" in str(key) else own)
+    return score, steps if type(steps) is int else -1
+
+
 def best_checkpoint(folder: Path) -> Path | None:
     """The best of the checkpoint files in a folder, by the score with which each was saved; of equals the newer.
 
@@ -108,21 +123,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 def _choose(folder: Path, key: Callable[[float, int], Any]) -> Path | None:
     """The checkpoint file with the highest key of its score and its steps."""
     files = [path for path in folder.glob("*.ckpt") if path.is_file()]
-    return max(files, key=lambda path: key(*_score(path, read_checkpoint(path, forget_files=False))), default=None)
-
-
-def _score(path: Path, checkpoint: Mapping[str, Any]) -> tuple[float, int]:
-    """What was monitored when this file was saved (more is better), and the steps trained until then."""
-    callbacks, steps = checkpoint.get("callbacks"), checkpoint.get("global_step")
-    score = -math.inf
-    for key, state in callbacks.items() if isinstance(callbacks, dict) else ():
-        scores = state.get("best_k_models") if isinstance(state, dict) else None
-        for name, value in scores.items() if isinstance(scores, dict) else ():
-            # By its name: the folder may have been moved.
-            if isinstance(name, str) and Path(name).name == path.name and isinstance(value, Tensor):
-                own = float(value) if value.numel() == 1 else math.nan
-                score = max(score, -own if "'mode': 'min'" in str(key) else own)
-    return score, steps if type(steps) is int else -1
+    return max(files, key=lambda path: key(*saved_score(path)), default=None)
 
 
 def _checkpoint_of(folder: Path, prefer: str) -> Path | None:

@@ -8,7 +8,6 @@ hard for both. In the mean of the differences it cancels, so the interval of tha
 """
 
 import argparse
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -35,13 +34,6 @@ from swbn_lightning.runs.intervals import (
 _NONE = "–"
 _NO_DIFFERENCE = Difference(None, None, None)
 _Tests = dict[int | str, tuple[float, ...]]  # accuracies by a training's identity: its seed, if it has one
-
-
-class Contestant(NamedTuple):
-    """What one argument of the command stands for: a run by its label, with its tests by setting."""
-
-    label: str
-    tests: dict[str, list[SavedTest]]  # setting -> one test a training seed
 
 
 class Comparison(NamedTuple):
@@ -96,26 +88,25 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
     Args:
         runs: two or more, each ``PATH`` or ``LABEL=PATH``: the folder of a test, a run (``runs/NAME``), or a folder of
             runs that differ in their seeds only. Of several tests of one seed the newest of the newest training
-            counts, by the times that the runs wrote down. A training without a seed is paired with no other.
+            counts. A training without a seed is paired with no other.
 
     Raises:
-        InputError: fewer than two; a path without a test of episodes; trainings under one path that differ in more than
-            the seed; several tests of which the newest is not known; a test
-            whose accuracy is not that of its episodes; no setting that all have; the same setting on other episodes.
+        InputError: fewer than two; no setting that all have; the same setting on other episodes; else as
+            :func:`~swbn_lightning.runs.episodes.find_tests`.
     """
     if len(runs) < 2:
         raise InputError(f"compare needs at least two runs, as in swbn compare runs/A runs/B; got {len(runs)}.")
-    contestants = [_contestant(run) for run in runs]
-    labels = [contestant.label for contestant in contestants]
+    contestants = [_labelled_tests(run) for run in runs]
+    labels = [label for label, _ in contestants]
     if len(set(labels)) < len(labels):
         raise InputError(f"runs to compare need labels of their own, got {', '.join(labels)}; give LABEL=PATH.")
-    shared = [setting for setting in contestants[0].tests if all(setting in c.tests for c in contestants)]
+    shared = [setting for setting in contestants[0][1] if all(setting in tests for _, tests in contestants)]
     if not shared:
-        found = "; ".join(f"{c.label}: {', '.join(c.tests)}" for c in contestants)
+        found = "; ".join(f"{label}: {', '.join(tests)}" for label, tests in contestants)
         raise InputError(f"the runs have no test in common ({found}). Test them alike, as --data.test.shots 5.")
     lines = []
     for setting in shared:
-        of_runs = [(c.label, c.tests[setting]) for c in contestants]
+        of_runs = [(label, tests[setting]) for label, tests in contestants]
         _check_same_episodes(setting, of_runs)
         lines += _lines(setting, of_runs)
     return lines
@@ -153,12 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _contestant(run: str) -> Contestant:
+def _labelled_tests(run: str) -> tuple[str, dict[str, list[SavedTest]]]:
+    """The label that an argument gives, and its tests by setting, one a training seed."""
     label, given, path = run.partition("=")
     if not given or Path(run).exists():
         label, path = "", run
-    folder = Path(path).expanduser()
-    return Contestant(printable(label or path.rstrip("/")), find_tests(folder))
+    return printable(label or path.rstrip("/")), find_tests(Path(path).expanduser())
 
 
 def _check_same_episodes(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> None:
@@ -230,15 +221,10 @@ def _percent(found: Interval | None, sign: str) -> str:
 def _notes(lines: list[Comparison]) -> list[str]:
     base, *others = lines
     notes = []
-    single = next((line for line in others if len(line.seeds) == len(base.seeds) == 1), None)
-    halves = [line.accuracy.half_width for line in (base, single) if line is not None]
-    if single is not None and None not in halves:
-        # What a difference of means would have had: the two intervals' squares add.
-        unpaired = math.hypot(*(half for half in halves if half is not None))
+    if any(len(line.seeds) == len(base.seeds) == 1 for line in others):
         notes.append(
-            f"Unpaired, the interval of {single.label}'s difference would be ± {100 * unpaired:.2f}. It is over "
-            "episodes: it says whether these trained networks differ, not whether another training seed would give "
-            "the same."
+            "Of one training seed the interval is over episodes: it says whether these trained networks differ, not "
+            "whether another training seed would give the same."
         )
     for line in others:
         if line.paired_seeds and len(line.paired_seeds) < max(len(line.seeds), len(base.seeds)):

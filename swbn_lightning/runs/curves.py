@@ -34,15 +34,10 @@ MOST_POINTS = 2_000  # of a line; more than a picture has pixels
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seeds only: one line of a picture.
-
-    Args:
-        label: what the line is called.
-        runs: of each run its quantities, as ``"val/loss"``, by epochs (or steps) trained.
-    """
+    """Runs that differ in their seeds only: one line of a picture."""
 
     label: str
-    runs: Sequence[Mapping[str, Mapping[int, float]]]
+    runs: Sequence[Mapping[str, Mapping[int, float]]]  # quantities, as "val/loss", by epochs (or steps) trained
 
 
 class Point(NamedTuple):
@@ -55,21 +50,13 @@ class Point(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """The accuracy of one test.
+    """The accuracy of one test."""
 
-    Args:
-        label: tests of the same label differ in their seeds only.
-        setting: tests are compared within a setting, as ``5-way 1-shot``.
-        run: what tells this one from others of its label.
-        value: a fraction.
-        ci95: half-width of its 95% interval; None where it is not known.
-    """
-
-    label: str
-    setting: str
-    run: str
-    value: float
-    ci95: float | None
+    label: str  # tests of the same label differ in their seeds only
+    setting: str  # within which tests are compared, as "5-way 1-shot"
+    run: str  # what tells this one from others of its label
+    value: float  # a fraction
+    ci95: float | None  # half-width of its 95% interval, where it is known
 
 
 def course(group: Group, quantity: str) -> list[Point]:
@@ -96,56 +83,43 @@ def curves(groups: Sequence[Group], measure: str, unit: str = "epoch") -> Figure
     Raises:
         InputError: an unknown measure or unit; nothing to draw.
     """
-    _check(groups, measure, unit)
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    if unit not in UNITS:
+        raise unknown_name("unit", unit, UNITS)
+    if not has_curves(groups, measure):
+        raise InputError(f"no {measure} to draw: none of {len(groups)} groups has logged it.")
     columns = 2 if max(len(_name(group)) for group in groups) < 24 else 1
     figure = new_figure(5.2, 3.2 + 0.17 * math.ceil((len(groups) + len(_SPLITS)) / columns))
     axes = figure.subplots()
-    _draw_curves(axes, groups, measure, unit)
+    for number, group in enumerate(groups):
+        for quantity in MEASURES[measure]:
+            if points := course(group, quantity):
+                _draw_course(axes, points, quantity, _style(number))
+    axes.set_xlabel(UNITS[unit], fontsize=10)
+    axes.set_ylabel(_AXES[measure], fontsize=10)
+    whole_numbers(axes)
+    _plain_axes(axes)
     axes.legend(
-        handles=_legend(groups, [measure]), loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8,
+        handles=_legend(groups, measure), loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8,
         frameon=False, borderpad=0,
     )  # fmt: skip
     return figure
 
 
-def curve_grid(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> Figure:
-    """Loss and accuracy side by side, a row for each part of a study.
-
-    Args:
-        parts: a title to the groups that are compared under it.
-        unit: as :func:`curves`.
-
-    Raises:
-        InputError: as :func:`curves`.
-    """
-    if not parts:
-        raise InputError("no curves to draw: there are no runs.")
-    figure = new_figure(9.2, 3.4 * len(parts) + 0.3)
-    grid = figure.subplots(len(parts), len(MEASURES), squeeze=False)
-    for row, (title, groups) in zip(grid, parts.items(), strict=True):
-        for axes, measure in zip(row, MEASURES, strict=True):
-            _check(groups, measure, unit)
-            _draw_curves(axes, groups, measure, unit)
-        row[0].set_title(plain_text(title, 100), fontsize=10, loc="left")
-        handles = _legend(groups, list(MEASURES))
-        row[1].legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
-    return figure
-
-
-def curves_csv(parts: Mapping[str, Sequence[Group]], unit: str = "epoch") -> str:
-    """Every number in :func:`curves` and :func:`curve_grid`: ``part, line, quantity, epochs_trained, mean, std, runs``.
+def curves_csv(groups: Sequence[Group], unit: str = "epoch") -> str:
+    """Every number in :func:`curves`, as ``line, quantity, epochs_trained, mean, std, runs``.
 
     Accuracies are fractions; ``std`` is empty of a single run.
     """
     rows = [
-        (title, group.label, quantity, point.x, point.mean, point.std, point.number)
-        for title, groups in parts.items()
+        (group.label, quantity, point.x, point.mean, point.std, point.number)
         for group in groups
         for quantities in MEASURES.values()
         for quantity in quantities
         for point in course(group, quantity)
     ]
-    return csv_text(("part", "line", "quantity", f"{unit}s_trained", "mean", "std", "runs"), rows)
+    return csv_text(("line", "quantity", f"{unit}s_trained", "mean", "std", "runs"), rows)
 
 
 def has_curves(groups: Sequence[Group], measure: str) -> bool:
@@ -154,13 +128,7 @@ def has_curves(groups: Sequence[Group], measure: str) -> bool:
 
 
 def accuracy_intervals(rows: Sequence[Accuracy]) -> Figure:
-    """Accuracies with the 95% intervals of the tests, a panel a setting; of several seeds also mean ± deviation.
-
-    Raises:
-        InputError: no rows.
-    """
-    if not rows:
-        raise InputError("no accuracies to draw: there are no tests.")
+    """Accuracies with the 95% intervals of the tests, a panel a setting; of several seeds also mean ± deviation."""
     labels, settings = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("label", "setting"))
     figure = new_figure(2.4 + 3.0 * len(settings), 1.3 + 0.42 * len(labels))
     grid = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
@@ -198,40 +166,20 @@ def _has(group: Group, quantity: str) -> bool:
     return any(math.isfinite(value) for run in group.runs for value in run.get(quantity, {}).values())
 
 
-def _check(groups: Sequence[Group], measure: str, unit: str) -> None:
-    if measure not in MEASURES:
-        raise unknown_name("measure", measure, MEASURES)
-    if unit not in UNITS:
-        raise unknown_name("unit", unit, UNITS)
-    if not has_curves(groups, measure):
-        raise InputError(f"no {measure} to draw: none of {len(groups)} groups has logged it.")
-
-
-def _draw_curves(axes: Axes, groups: Sequence[Group], measure: str, unit: str) -> None:
+def _draw_course(axes: Axes, points: Sequence[Point], quantity: str, style: dict[str, Any]) -> None:
+    split, _, measure = quantity.partition("/")
     times = 100 if measure == "accuracy" else 1
-    for number, group in enumerate(groups):
-        style = _style(number)
-        for quantity in MEASURES[measure]:
-            points = course(group, quantity)
-            if not points:
-                continue
-            split = quantity.partition("/")[0]
-            x, mean = [point.x for point in points], [times * point.mean for point in points]
-            if len(x) > _FEW_POINTS:
-                style = {**style, "marker": ""}
-            width = 1.1 if split == "train" else 1.6
-            face = "white" if split == "train" else style["color"]  # so that single points are told apart, too
-            axes.plot(x, mean, linestyle=_DASHES[split], linewidth=width, markersize=3.5, markerfacecolor=face, **style)
-            spread = [times * (point.std or 0.0) for point in points]
-            if any(spread):
-                low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-                axes.fill_between(
-                    x, low, high, color=style["color"], alpha=0.1 if split == "train" else 0.18, linewidth=0
-                )
-    axes.set_xlabel(UNITS[unit], fontsize=10)
-    axes.set_ylabel(_AXES[measure], fontsize=10)
-    whole_numbers(axes)
-    _plain_axes(axes)
+    x, mean = [point.x for point in points], [times * point.mean for point in points]
+    if len(x) > _FEW_POINTS:
+        style = {**style, "marker": ""}
+    train = split == "train"
+    face = "white" if train else style["color"]  # so that single points are told apart, too
+    width = 1.1 if train else 1.6
+    axes.plot(x, mean, linestyle=_DASHES[split], linewidth=width, markersize=3.5, markerfacecolor=face, **style)
+    spread = [times * (point.std or 0.0) for point in points]
+    if any(spread):
+        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.1 if train else 0.18, linewidth=0)
 
 
 def _draw_tests(axes: Axes, place: int, rows: Sequence[Accuracy]) -> None:
@@ -248,15 +196,14 @@ def _draw_tests(axes: Axes, place: int, rows: Sequence[Accuracy]) -> None:
         )
 
 
-def _legend(groups: Sequence[Group], measures: Sequence[str]) -> list[Line2D]:
+def _legend(groups: Sequence[Group], measure: str) -> list[Line2D]:
     """A line for each group, in its colour and with its marker, and one for each split that is there."""
     lines = [
         Line2D([], [], linewidth=1.6, markersize=4, label=_name(group), **_style(number))
         for number, group in enumerate(groups)
     ]
     for split, words in _SPLITS.items():
-        quantities = [name for m in measures for name in MEASURES[m] if name.startswith(f"{split}/")]
-        if any(_has(group, quantity) for group in groups for quantity in quantities):
+        if any(_has(group, f"{split}/{measure}") for group in groups):
             face = "white" if split == "train" else "#555555"
             lines.append(
                 Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, marker="o", markersize=4,

@@ -18,21 +18,13 @@ _MOST_SHOWN = 4  # settings that differ
 
 @dataclass(frozen=True)
 class SavedTest:
-    """One evaluation with the accuracy of each of its episodes.
-
-    Args:
-        run: of the evaluation.
-        training: which it is of.
-        setting: as "test, 5-way 1-shot, 15 queries, seed 0".
-        episodes_id: equal where episode i is of the same images.
-        accuracies: by the episode's number.
-    """
+    """One evaluation with the accuracy of each of its episodes."""
 
     run: Run
     training: Training
-    setting: str
-    episodes_id: str
-    accuracies: tuple[float, ...]
+    setting: str  # as "test, 5-way 1-shot, 15 queries, seed 0"
+    episodes_id: str  # equal where episode i is of the same images
+    accuracies: tuple[float, ...]  # by the episode's number
 
 
 def find_tests(path: Path) -> dict[str, list[SavedTest]]:

@@ -14,7 +14,6 @@ RESULTS_FILE = "results.json"
 CONFIG_FILE = "config.yaml"  # for people, and for `--config`
 METRICS_FILE = "metrics.csv"
 EPISODES_FILE = "episodes.csv"  # of a test of episodes: a row an episode, with its accuracy
-STUDY_FILE = "study.csv"
 LAST_CHECKPOINT = "last.ckpt"  # of every epoch's end, whatever its accuracy
 _VERSION = re.compile("version_[0-9]{1,9}")
 

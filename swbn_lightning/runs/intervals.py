@@ -8,12 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swbn_lightning.errors import InputError
-
 CONFIDENCE = 0.95
-
-_ROUNDING = 1e-10
-"""Values this near to each other are equal: of accuracies, as fractions or per cent, it is rounding."""
+_ROUNDING = 1e-10  # values this near to each other are equal: of accuracies, as fractions or per cent, it is rounding
 
 
 class Interval(NamedTuple):
@@ -35,19 +31,13 @@ class Interval(NamedTuple):
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """The mean with its interval by Student's t: ``mean ± t(n - 1) * std / sqrt(n)``.
 
-    It holds for independent values that are about normal; of 50 or more, for any. Several values that are equal to
-    within rounding say nothing of how far others would be from them, so they have no interval either: two seeds that
-    agree are two accuracies out of as many as there are images, and no proof of a spread of 0.
+    It holds for independent values that are about normal; of 50 or more, for any. Values that are equal to within
+    rounding have no interval: two seeds that agree are no proof of a spread of 0.
 
     Args:
         values: at least one.
         confidence: of the interval, in (0, 1).
-
-    Raises:
-        InputError: no values; a confidence out of its range.
     """
-    if not values:
-        raise InputError("an interval needs at least one value, got none.")
     mean, number = statistics.fmean(values), len(values)
     if number == 1:
         return Interval(mean, None, None, 1)
@@ -65,21 +55,7 @@ def half_width(std: float, number: int, confidence: float = CONFIDENCE) -> float
 def paired_difference(
     values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The mean of ``values - baseline`` with its interval, pair by pair.
-
-    What both of a pair have in common (the seed's network and batches, the episode's images) cancels, so the interval
-    can be far narrower than the two means' own.
-
-    Args:
-        values: one a pair.
-        baseline: the same number, in the same order.
-        confidence: as :func:`mean_interval`.
-
-    Raises:
-        InputError: different numbers of values, or none.
-    """
-    if len(values) != len(baseline):
-        raise InputError(f"pairs need as many values on both sides, got {len(values)} and {len(baseline)}.")
+    """The mean of ``values - baseline`` with its interval, pair by pair: what a pair has in common cancels."""
     return mean_interval([value - base for value, base in zip(values, baseline, strict=True)], confidence)
 
 
@@ -88,26 +64,22 @@ def two_way_difference(
 ) -> Interval:
     """The mean of ``values - baseline`` over seeds and episodes, with an interval for other seeds *and* other episodes.
 
-    The episodes are the same for all seeds, so their luck is in every seed's difference alike: an interval over seeds
-    does not see it, as one over episodes does not see the luck of the seeds. The model is ``difference[s, e] = mean +
-    seed[s] + episode[e] + rest[s, e]``, all random. The half-width is ``sqrt(a**2 + b**2)``:
+    The episodes are the same for all seeds, so their luck is in every seed's difference alike. The model is
+    ``difference[s, e] = mean + seed[s] + episode[e] + rest[s, e]``, all random. The half-width is ``sqrt(a**2 +
+    b**2)``:
 
-    - ``a``, Student's half-width over the seeds' means. The rest is in it, and is what it is at least: two seeds that
-      happen to agree would else prove anything;
+    - ``a``, Student's half-width over the seeds' means, at least that of the rest: two seeds that happen to agree would
+      else prove anything;
     - ``b``, that over the episodes' means, less the rest, which is in ``a`` already.
 
-    So it is never narrower than the interval over seeds or that over episodes. (Adding squared half-widths of variances
-    that are estimated from few values is Graybill and Wang's way, J. Amer. Statist. Assoc. 75, 1980.)
+    Adding squared half-widths is Graybill and Wang's way, J. Amer. Statist. Assoc. 75, 1980.
 
     Args:
-        values: a row a seed, of its accuracies on the episodes; all of the same length.
+        values: a row a seed, of its accuracies on the episodes; two or more of both.
         baseline: the same, of the same seeds on the same episodes.
         confidence: as :func:`mean_interval`.
-
-    Raises:
-        InputError: fewer than two seeds or episodes; sides of different shapes.
     """
-    difference = np.asarray(values, dtype=np.float64) - _same_shape(baseline, values)
+    difference = np.asarray(values, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     seeds, episodes = difference.shape
     mean = float(difference.mean())
     of_seeds, of_episodes = difference.mean(1) - mean, difference.mean(0) - mean
@@ -166,40 +138,14 @@ def difference(
     return Difference(over_seeds, over_episodes, two_way_difference(*episodes, confidence=confidence) if both else None)
 
 
-def _same_shape(baseline: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> np.ndarray:
-    shapes = [(len(side), *{len(row) for row in side}) for side in (values, baseline)]
-    if len(shapes[0]) != 2 or shapes[0] != shapes[1] or min(shapes[0]) < 2:
-        raise InputError(
-            "a two-way interval needs two seeds or more, two episodes or more, and the same of both sides, "
-            f"got {shapes[0]} and {shapes[1]}."
-        )
-    return np.asarray(baseline, dtype=np.float64)
-
-
 def corrected(comparisons: int) -> float:
-    """The confidence of each of several intervals, of which all are right in 95% of cases (Bonferroni).
-
-    Raises:
-        InputError: fewer than one.
-    """
-    if comparisons < 1:
-        raise InputError(f"a correction needs at least 1 comparison, got {comparisons}.")
+    """The confidence of each of several intervals, of which all are right in 95% of cases (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / comparisons
 
 
 @functools.cache
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The ``t`` with ``P(|T| < t) = confidence`` for Student's distribution: 12.706 for one degree of freedom.
-
-    Args:
-        degrees: of freedom, at least 1.
-        confidence: of the two-sided interval, in (0, 1).
-
-    Raises:
-        InputError: a number out of its range.
-    """
-    if degrees < 1 or not 0 < confidence < 1:
-        raise InputError(f"t needs at least 1 degree of freedom and 0 < confidence < 1, got {degrees}, {confidence}.")
+    """The ``t`` with ``P(|T| < t) = confidence`` for Student's distribution: 12.706 for one degree of freedom."""
     from scipy import stats  # a second of loading, which what needs no interval is spared
 
     return float(stats.t.ppf((1 + confidence) / 2, degrees))

@@ -1,7 +1,7 @@
 """What a training measured: what it logged, whiteness and correlations."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,12 @@ _MOST_MEASURED = 2_000_000  # layers times epochs
 
 @dataclass
 class Measured:
-    """Of a training, from all of its parts; without what a later part did not go on from.
+    """Of a training, from all of its parts; without what a later part did not go on from."""
 
-    Args:
-        logged: by ``"epoch"`` or ``"step"`` and by quantity, as trained (from 1).
-        whiteness: rows of ``whiteness.csv``.
-        heatmaps: by layer; of the last part that has them.
-    """
-
+    # By "epoch" or "step" and by quantity, as trained (from 1).
     logged: dict[str, dict[str, Series]] = field(default_factory=lambda: {unit: {} for unit in UNITS})
-    whiteness: list[dict[str, Any]] = field(default_factory=list)
-    heatmaps: dict[str, dict[str, CorrelationMap]] = field(default_factory=dict)
+    whiteness: list[dict[str, Any]] = field(default_factory=list)  # rows of whiteness.csv
+    heatmaps: dict[str, dict[str, CorrelationMap]] = field(default_factory=dict)  # by layer; of the last part with any
 
 
 def measured(parts: Sequence[Run]) -> Measured:
@@ -63,7 +58,7 @@ def joined(
     return found
 
 
-def read_metrics(path: Path, names: Collection[str] = LOGGED) -> dict[str, dict[str, Series]]:
+def read_metrics(path: Path) -> dict[str, dict[str, Series]]:
     """Quantities of a ``metrics.csv`` by ``"epoch"`` and by ``"step"``, counted as trained (from 1).
 
     Of an epoch or step that stands there several times, the later value. A line that was never finished is left out.
@@ -73,7 +68,7 @@ def read_metrics(path: Path, names: Collection[str] = LOGGED) -> dict[str, dict[
     """
     found: dict[str, dict[str, Series]] = {unit: {} for unit in UNITS}
     for _, row in csv_rows(path, log=True):
-        known = [(name, value) for name in names if (cell := row.get(name)) and (value := finite(cell)) is not None]
+        known = [(name, value) for name in LOGGED if (cell := row.get(name)) and (value := finite(cell)) is not None]
         for unit in UNITS if known else ():
             try:
                 x = whole(row.get(unit, "")) + 1

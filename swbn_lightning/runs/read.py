@@ -27,33 +27,19 @@ Item = TypeVar("Item")
 
 @dataclass
 class Run:
-    """One run's folder.
-
-    Args:
-        folder: where it is.
-        kind: one of :data:`KINDS`.
-        id: None where it is not known.
-        started: when; None where that is not known.
-        origin: the id of the run whose checkpoint it tested or went on from, if it did.
-        trained: of a test, that run as the test has kept it.
-        settings: flat.
-        environment: command line, device and versions.
-        results: what ``results.json`` holds.
-        unreadable: files that cannot be read, by their names.
-        problems: what is missing or wrong, in words.
-    """
+    """One run's folder; None is what is not known."""
 
     folder: Path
-    kind: str = "fit"
+    kind: str = "fit"  # one of KINDS
     id: str | None = None
     started: datetime | None = None
-    origin: str | None = None
-    trained: Record | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
-    unreadable: dict[str, UnreadableFile] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    origin: str | None = None  # the id of the run whose checkpoint it tested or went on from, if it did
+    trained: Record | None = None  # of a test, that run as the test has kept it
+    settings: dict[str, Any] = field(default_factory=dict)  # flat
+    environment: dict[str, Any] = field(default_factory=dict)  # command line, device and versions
+    results: dict[str, Any] = field(default_factory=dict)  # what results.json holds
+    unreadable: dict[str, UnreadableFile] = field(default_factory=dict)  # by the file's name
+    problems: list[str] = field(default_factory=list)  # what is missing or wrong, in words
 
     @property
     def ended(self) -> datetime | None:
@@ -131,18 +117,12 @@ class Training:
         own = first.id if self.parts else first.origin or first.checkpoint
         return f"{_NO_SEED}: {own or first.folder}"
 
-    @property
-    def started(self) -> datetime | None:
-        """When its last part began."""
-        return self.last.started if self.parts else trained_at(self.last)
 
-
-def find_runs(paths: Iterable[str | Path], more: Sequence[Path] = ()) -> list[Path]:
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The run folders that the paths mean, each once, in the order of the paths and by their numbers.
 
     Args:
         paths: each a run's folder (``runs/NAME/version_0``), or a folder with such folders anywhere below.
-        more: run folders to be added.
 
     Raises:
         InputError: no paths; one that does not exist, is a file, or holds no run.
@@ -157,10 +137,9 @@ def find_runs(paths: Iterable[str | Path], more: Sequence[Path] = ()) -> list[Pa
         if not path.is_dir():
             raise InputError(f"{path} is a file; give the run's folder, as runs/NAME/version_0.")
         own = [path] if has_file(path, FILES) else sorted(folders_with(path, FILES), key=_natural)
-        if not own and not more:
+        if not own:
             raise InputError(f"{path} holds no run: looked for {', '.join(FILES)} there and in all folders below.")
         found |= {folder.resolve(): folder for folder in own if folder.resolve() not in found}
-    found |= {folder.resolve(): folder for folder in more if folder.resolve() not in found}
     return list(found.values())
 
 
@@ -189,11 +168,6 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     return [run for run in runs if id(run) not in left_out]
 
 
-def read_run(folder: Path) -> Run:
-    """Read one run's folder, as :func:`read_runs` does."""
-    return _read(folder)[0]
-
-
 def as_trainings(runs: Sequence[Run]) -> list[Training]:
     """Each training with what went on from it and what tested it, in the order of the runs; without predictions."""
     by_id = {run.id: run for run in runs if run.id is not None and run.kind == "fit"}
@@ -219,11 +193,6 @@ def as_trainings(runs: Sequence[Run]) -> list[Training]:
     return sorted(made, key=lambda training: min(places[id(run)] for run in training.runs))
 
 
-def trained_at(test: Run) -> datetime | None:
-    """When the training that a test is of began, as far as it had come by then."""
-    return moment(test.trained.started) if test.trained else test.started
-
-
 def newest(items: Sequence[Item], run: Callable[[Item], Run]) -> Item:
     """The newest test of the newest training, or the newest training, by when runs say they started.
 
@@ -235,7 +204,7 @@ def newest(items: Sequence[Item], run: Callable[[Item], Run]) -> Item:
 
     def times(item: Item) -> tuple[datetime | None, datetime | None]:
         own = run(item)
-        return (own.started, own.started) if own.kind == "fit" else (trained_at(own), own.started)
+        return (moment(own.trained.started) if own.trained else own.started), own.started
 
     unknown = [item for item in items if None in times(item)]
     ordered = sorted((item for item in items if None not in times(item)), key=times)
@@ -256,11 +225,8 @@ def _read(folder: Path) -> tuple[Run, str]:
     run.results = run.try_to_read(RESULTS_FILE, read_json) or {}
     kind = told.get("kind")
     run.kind = kind if kind in KINDS else "fit" if run.checkpoint is None else "test"
-    run.id, run.origin, run.trained = (
-        known_id(told.get("id")),
-        known_id(told.get("from")),
-        Record.of(told.get("trained")),
-    )
+    run.id, run.origin = known_id(told.get("id")), known_id(told.get("from"))
+    run.trained = Record.of(told.get("trained"))
     run.started = moment(told.get("started"))
     run.settings = plain_settings(told.get("settings"))
     environment = told.get("environment")

@@ -1,13 +1,18 @@
 """The part of ``run.json`` that says which run it is, and that its checkpoints carry."""
 
 import contextlib
+import os
+import platform
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import plain_mapping, read_json
@@ -22,17 +27,11 @@ _MOST_SETTINGS, _LONGEST_NAME = 20_000, 1_000
 
 @dataclass(frozen=True)
 class Record:
-    """Which training it was.
+    """Which training it was."""
 
-    Args:
-        id: made at random when the run began.
-        started: when that was.
-        settings: flat; of those that count in a comparison, and the seed.
-    """
-
-    id: str
+    id: str  # made at random when the run began
     started: str | None
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # flat; those that count in a comparison, and the seed
 
     def plain(self) -> dict[str, Any]:
         """For a file."""
@@ -67,6 +66,12 @@ def moment(text: Any) -> datetime | None:
         found = datetime.fromisoformat(text)
         return found if found.tzinfo else found.replace(tzinfo=UTC)
     return None
+
+
+def environment(*packages: str) -> dict[str, Any]:
+    """What figures depend on besides code and settings: device, versions of Python, torch and the packages named."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
+    return {"device": device, "Python": platform.python_version(), **{p: version(p) for p in ("torch", *packages)}}
 
 
 def plain_settings(content: Any) -> dict[str, Any]:

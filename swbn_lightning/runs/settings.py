@@ -1,21 +1,16 @@
 """Which settings make two trainings different ones: the one list, for all that compares runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 ABSENT = "(not there)"
 SEED = "seed_everything"
-#: Settings, with all below them, in which trainings may differ and still be the same one with other seeds.
+#: Settings, with all below them, in which trainings may differ and still be the same one with other seeds: where the
+#: run and its files are, what it went on from or tested, what only a test uses, and what is only shown.
 NEVER_DIFFERENT = (
-    SEED,
-    # Where the run and its files are.
-    "run", "config", "trainer.default_root_dir", "trainer.logger", "data.init_args.root", "data.init_args.cache",
-    "data.init_args.cache_dir",
-    # What it went on from or tested, which ids say; and how that file is read.
-    "ckpt_path", "weights_only",
-    # What only a test uses, and what is only shown.
-    "data.init_args.test", "data.init_args.test_episodes", "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
+    SEED, "run", "config", "trainer.default_root_dir", "trainer.logger", "data.init_args.root", "data.init_args.cache",
+    "data.init_args.cache_dir", "ckpt_path", "weights_only", "data.init_args.test", "data.init_args.test_episodes",
+    "trainer.enable_progress_bar", "trainer.enable_model_summary",
 )  # fmt: skip
 _FOLDERS = ("dirpath", "save_dir")  # of any callback or logger
 
@@ -36,12 +31,9 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     By type too: 1 and True, and 1 and 1.0, are equal in Python. Nothing is equal to nothing, and NaN to NaN.
     """
     columns = [compared(own) for own in settings]
-    found = {key: [own.get(key, ABSENT) for own in columns] for key in _keys(columns)}
+    keys = dict.fromkeys(key for own in columns for key in own)
+    found = {key: [own.get(key, ABSENT) for own in columns] for key in keys}
     return {key: values for key, values in found.items() if len({(type(v), repr(v)) for v in values}) > 1}
-
-
-def _keys(columns: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    return dict.fromkeys(key for own in columns for key in own)
 
 
 def _counts(key: str) -> bool:

@@ -12,17 +12,6 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 VALIDATION, TEST = "while training: val, %", "test, 5-way 1-shot, %"
 
 
-def go_on(folder, source, **more):
-    """A training that went on from another one's checkpoint; of epoch ``e`` the accuracy is ``0.5 + 0.1 * e``."""
-    return make_fit(folder, source=source, **more)
-
-
-def without_results(folder):
-    """As it is where a part was stopped before its first validation."""
-    (folder / "results.json").unlink()
-    return folder
-
-
 def curve(page, quantity="val/accuracy"):
     rows = [row for row in page.links["curves.csv"] if row["quantity"] == quantity]
     return {int(row["epochs_trained"]): float(row["mean"]) for row in rows}
@@ -32,7 +21,7 @@ def curve(page, quantity="val/accuracy"):
 def parts(tmp_path):
     """The first epoch, and a part with the two after it."""
     first = make_fit(tmp_path / "n" / "version_0", epochs=1)
-    return first, go_on(tmp_path / "n" / "version_1", first, epochs=2, first=1)
+    return first, make_fit(tmp_path / "n" / "version_1", source=first, epochs=2, first=1)
 
 
 def test_validation_is_that_of_the_last_part_and_the_rest_of_all(parts, tmp_path):
@@ -56,21 +45,15 @@ def test_a_part_whose_best_is_worse_than_what_came_before_shows_its_own(parts, t
 @pytest.mark.parametrize(("left", "shown"), [("a checkpoint", None), ("nothing", "70.00 ± 1.23")])
 def test_a_part_without_a_validation(left, shown, parts, tmp_path):
     """What it left is no checkpoint that was ever validated; where it left none, the part before it speaks."""
-    third = without_results(go_on(tmp_path / "n" / "version_2", parts[1], epochs=0, first=3))
+    third = make_fit(tmp_path / "n" / "version_2", source=parts[1], epochs=0, first=3, finished=False)
     if left == "nothing":
         (third / "checkpoints" / "best.ckpt").unlink()
     (row,) = report(tmp_path / "n").table("run")
     assert row.get(VALIDATION) == shown and row["epochs"] == "3 of 3"
 
 
-def test_the_parts_of_copies_without_checkpoints(parts, tmp_path):
-    for part in parts:
-        (part / "checkpoints" / "best.ckpt").unlink()
-    assert report(tmp_path / "n").table("run")[0][VALIDATION] == "70.00 ± 1.23"
-
-
 def test_two_that_went_on_from_one_have_figures_of_their_own(parts, tmp_path):
-    again = go_on(tmp_path / "n" / "version_2", parts[0], epochs=1, first=1)
+    again = make_fit(tmp_path / "n" / "version_2", source=parts[0], epochs=1, first=1)
     page = report(tmp_path / "n")
     assert [(row["run"], row[VALIDATION]) for row in page.table("run")] == [
         (parts[1].name, "70.00 ± 1.23"),
@@ -81,7 +64,7 @@ def test_two_that_went_on_from_one_have_figures_of_their_own(parts, tmp_path):
 
 def test_what_was_trained_beyond_the_epoch_that_another_went_on_from_is_not_that_ones(tmp_path):
     first = make_fit(tmp_path / "n" / "version_0", epochs=3)
-    go_on(tmp_path / "n" / "version_1", first, epochs=1, first=1)
+    make_fit(tmp_path / "n" / "version_1", source=first, epochs=1, first=1)
     page = report(tmp_path / "n")
     (row,) = page.table("run")
     assert row["epochs"] == "2 of 3" and curve(page) == pytest.approx({1: 0.5, 2: 0.6})

@@ -13,6 +13,7 @@ import torch
 from cli import _COMMANDS, main
 from swbn_lightning.files.reading import flatten, read_yaml
 from swbn_lightning.runs.checkpoints import read_checkpoint
+from swbn_lightning.runs.record import record_of
 from tests.made_runs import make_fit, told
 from tests.report.page_reader import Page
 
@@ -41,23 +42,16 @@ def results(folder):
     return json.loads((folder / "results.json").read_text())["results"]
 
 
-def test_a_run_says_which_it_is_and_where_and_how_it_ran(trained):
+def test_runs_say_what_they_are_and_whose_test_they_are(trained):
     folder, given, before = trained
     fit, resumed, test = (told(folder / f"version_{n}") for n in range(3))
     assert [found["kind"] for found in (fit, resumed, test)] == ["fit", "fit", "test"]
     assert fit["command"] == "swbn fit " + " ".join([*given, "--run.report=true"])
     assert before <= datetime.fromisoformat(fit["started"]) <= datetime.now(UTC)
     found = fit["environment"]
-    assert test["command"].startswith("swbn test ") and found["device"].startswith("CPU, ") and found["seed"] == 5
-    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
-    assert found["pytorch-lightning"] == pl.__version__ and found["Python"] == platform.python_version()
+    assert found["device"].startswith("CPU, ") and found["seed"] == 5 and found["Python"] == platform.python_version()
     assert (found["processes"], found["precision"], found["threads"]) == (1, "32-true", torch.get_num_threads())
     assert fit["settings"] == flatten(read_yaml(folder / "version_0" / "config.yaml"))
-
-
-def test_what_went_on_and_what_tested_know_their_source_by_its_id(trained):
-    folder, *_ = trained
-    fit, resumed, test = (told(folder / f"version_{n}") for n in range(3))
     assert len({fit["id"], resumed["id"], test["id"]}) == 3
     assert (fit["from"], resumed["from"], test["from"]) == (None, fit["id"], resumed["id"])
     assert fit["trained"] is None and resumed["trained"] is None
@@ -70,22 +64,19 @@ def test_what_went_on_and_what_tested_know_their_source_by_its_id(trained):
 
 
 def test_a_checkpoint_outside_of_its_folder_and_weights_alone_in_it(trained, tmp_path):
-    folder, given, _ = trained
+    folder, *_ = trained
     (source,) = (folder / "version_1" / "checkpoints").glob("epoch*.ckpt")
     shutil.copy(source, tmp_path / "mine.ckpt")
-    content = read_checkpoint(source)
-    shutil.copytree(folder / "version_1", tmp_path / "weights" / "version_0")
-    torch.save({**content, "run": {"id": "../x"}}, tmp_path / "weights" / "version_0" / "checkpoints" / "w.ckpt")
-    torch.save({**content, "run": {"id": "../x"}}, tmp_path / "w.ckpt")
-    for path, known in (("mine.ckpt", True), ("weights/version_0/checkpoints/w.ckpt", True), ("w.ckpt", False)):
-        name = f"test_of_{path.replace('/', '_')}"
-        main(["test", *given, f"--run.root={tmp_path}", f"--run.name={name}", f"--ckpt_path={tmp_path / path}"])
-        found = told(tmp_path / name / "version_0")
-        assert found["from"] == (told(folder / "version_1")["id"] if known else None)
-        assert found["trained"] == (told(folder / "version_2")["trained"] if known else None)
+    shutil.copytree(folder / "version_1", tmp_path / "version_0")
+    weights = {**read_checkpoint(source), "run": {"id": "../x"}}
+    for path in ("version_0/checkpoints/w.ckpt", "w.ckpt"):
+        torch.save(weights, tmp_path / path)
+    for path, known in (("mine.ckpt", True), ("version_0/checkpoints/w.ckpt", True), ("w.ckpt", False)):
+        found = record_of(tmp_path / path)
+        assert (found and found.plain()) == (told(folder / "version_2")["trained"] if known else None)
 
 
-def test_fit_writes_the_page_where_it_was_asked_to(trained):
+def test_the_page_of_a_fit_and_of_all(trained, capsys, tmp_path):
     folder, *_ = trained
     page = Page((folder / "version_0" / "report.html").read_text())
     assert not (folder / "version_1" / "report.html").exists()
@@ -95,22 +86,14 @@ def test_fit_writes_the_page_where_it_was_asked_to(trained):
     assert row["state"] == "finished" and row["epochs"] == "2 of 2" and row["seed"] == "5"
     assert "missing" not in page.text and len(page.images) == 4
 
-
-def test_the_command(trained, capsys, tmp_path):
-    folder, *_ = trained
     main(["report", str(folder), "--output", str(tmp_path / "page.html")])
     assert capsys.readouterr().out == f"report: {tmp_path / 'page.html'}\n"
     page = Page((tmp_path / "page.html").read_text())
     (row,) = page.table("run")
     (tested,) = results(folder / "version_2")
-    best = results(folder / "version_1")[0]  # of the part whose checkpoint was tested
-    assert tested["rms"] == best["rms"]
-    assert row["while training: val, %"] == f"{100 * best['accuracy']:.2f} ± {100 * best['ci95']:.2f}"
     assert row["test, %"] == f"{100 * tested['accuracy']:.2f} ± {100 * tested['ci95']:.2f}"
     assert row["state"] == "finished, in 2 parts" and row["epochs"] == "3 of 3"
     assert row["RMS correlation, start → end"].startswith(f"{tested['rms'][0]:.3f} → ")
-    epochs = [r["epochs_trained"] for r in page.links["curves.csv"] if r["quantity"] == "val/loss"]
-    assert epochs == ["1", "2", "3"]
     assert page.text.count("when it started") == 3 and "missing" not in page.text
 
 
@@ -132,28 +115,18 @@ def test_an_interrupted_fit_writes_its_page(tmp_path):
     assert {r["epochs_trained"] for r in page.links["curves.csv"]} == {"1"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "required: RUN"),
-        (["nowhere"], "swbn: error: run nowhere does not exist; give a run folder, as runs/NAME"),
-        (["empty"], "swbn: error: empty holds no run: looked for run.json"),
-        (["file"], "swbn: error: file is a file"),
-        (["run", "--nonsense"], "unrecognized arguments: --nonsense"),
-        (
-            ["run", "--output", "empty"],
-            "swbn: error: empty is a folder; give the file for the page, as empty/report.html",
-        ),
-        (["run", "--output", "file/page.html"], "swbn: error: file/page.html cannot be written: "),
-        (["out"], "swbn: error: out holds no run"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "required: RUN"),
+    (["nowhere"], "swbn: error: run nowhere does not exist; give a run folder, as runs/NAME"),
+    (["empty"], "swbn: error: empty holds no run: looked for run.json"),
+    (["file"], "swbn: error: file is a file"),
+    (["run", "--output", "empty"], "swbn: error: empty is a folder; give the file for the page, as empty/report."),
+    (["run", "--output", "file/page.html"], "swbn: error: file/page.html cannot be written: "),
+])  # fmt: skip
 def test_wrong_arguments(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "out"):
-        Path(name).mkdir()
+    Path("empty").mkdir()
     Path("file").write_text("")
-    Path("out/study.csv").write_text("run,test\nout,\n")
     make_fit(tmp_path / "run")
     with pytest.raises(SystemExit) as stopped:
         main(["report", *arguments])
@@ -162,11 +135,11 @@ def test_wrong_arguments(arguments, words, tmp_path, monkeypatch, capsys):
 
 
 def test_help_lists_what_is_no_command_of_lightning(capsys):
-    for arguments in (["--help"], ["report", "--help"]):
+    for arguments, words in (
+        (["--help"], [f"swbn {word}" for word in _COMMANDS]),
+        (["report", "--help"], ["--output"]),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
-        assert ended.value.code == 0
         shown = capsys.readouterr().out
-        if arguments == ["--help"]:
-            assert all(f"swbn {word}" in shown for word in _COMMANDS)
-    assert shown.startswith("usage: swbn report ") and "--output FILE" in shown
+        assert ended.value.code == 0 and all(word in shown for word in words)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import time
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +10,7 @@ from swbn_lightning.runs.curves import MOST_POINTS
 from swbn_lightning.runs.measured import measured
 from swbn_lightning.runs.page import page as page_module
 from swbn_lightning.runs.page.page import MOST_PICTURED
-from swbn_lightning.runs.read import read_run
-from swbn_lightning.runs.settings import differences
+from swbn_lightning.runs.read import read_runs
 from tests.made_runs import LAYERS, make_fit, make_test
 from tests.report.page_reader import Page, report
 
@@ -33,29 +30,21 @@ def square(number):
 
 
 ODD = [
-    ("results.json", b"{", "results.json cannot be read"),
     ("results.json", b"[1]", "results.json cannot be read (it holds a list, not a mapping)"),
     ("results.json", b'{"results": [{"accuracy": "a", "ci95": [1]}, 3], "whiteness": [7]}', None),
-    ("results.json", b'{"results": 5, "whiteness": {}, "completed": "x", "fit_seconds": "y"}', None),
     ("results.json", b'{"results": [{"accuracy": NaN, "ways": {}, "shots": null}]}', None),
-    ("run.json", b"- 1", "run.json cannot be read"),
     ("run.json", b"\xff\xfe", "run.json cannot be read"),
     ("run.json", b'{"settings": {"1": {"true": 3}, "model": 7}}', None),
     ("run.json", b"7", "run.json cannot be read (it holds a int, not a mapping)"),
-    ("metrics.csv", b"\x00\x01", None),
-    ("metrics.csv", b"", None),
     ("metrics.csv", b"epoch,step,val/loss\nnan,inf,3\n1e999,x,1\n0,0,inf\n", None),
     ("whiteness.csv", b"epoch,layer\nx,y\n", "whiteness.csv cannot be read"),
-    ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,a,0.5\n", None),
     ("whiteness.csv", b"epoch,step,layer,rms\n-1,0,mean,0.5\n", "whiteness.csv cannot be read (it holds no layer)"),
     (f"heatmap_{LAYERS[1]}.csv", b"map,epoch\nbefore,1\n", f"heatmap_{LAYERS[1]}.csv cannot be read"),
     (f"heatmap_{LAYERS[1]}.csv", b"", f"heatmap_{LAYERS[1]}.csv cannot be read (it lacks the column 'map')"),
     *((name, None, f"{name} is missing") for name in
       ("metrics.csv", "whiteness.csv", "run.json", "results.json")),
-    ("results.json", '{"a": 1' + "0" * 400 + "}", "results.json cannot be read (it holds an integer of"),
     ("results.json", '{"a": ' + "9" * 5_000 + "}", "results.json cannot be read (Exceeds the limit"),
     ("results.json", '{"a":' + "[" * 100_000, "results.json cannot be read (it is nested more than 40 deep"),
-    ("results.json", results(accuracy=float("inf"), ci95=float("nan")), None),
     ("results.json", results(accuracy=1e308, ci95=-1e308, loss=1e308, classes=True, split="\ud800\x00"), None),
     ("results.json", results(accuracy=True, ci95=[], ways={}, shots=[True], split=["\udfff"] * 3), None),
     ("results.json", '{"whiteness": [{"rms": 1e308}, {"rms": -1e308}], "completed": []}', None),
@@ -70,15 +59,12 @@ ODD = [
     ("metrics.csv", "epoch,step,val/loss\n0,0," + "1" * 200_000 + "\n", "metrics.csv cannot be read (field larger"),
     ("whiteness.csv", f"{WHITE}\n-1,0,a,1e308,-1e308\n0,1,a,1e308,1e308\n", None),
     ("whiteness.csv", f"{WHITE}\n{'9' * 30},0,a,1,1\n", "whiteness.csv cannot be read (99999999999999999999 is"),
-    ("whiteness.csv", f"{WHITE}\n0,0,a,x,1\n", "whiteness.csv cannot be read (could not convert"),
     ("whiteness.csv", WHITE + "\n" + "".join(f"{n},0,l{n},1,1\n" for n in range(1_500)), "whiteness.csv cannot be"),
-    (HEATMAP, f"{HEAD}\nbefore,0,9,0.5,0\n", f"{HEATMAP} cannot be read (it lacks '0'"),
     (HEATMAP, f"{HEAD},0,1\nbefore,0,9,0.5,0,1\n", f"{HEATMAP} cannot be read (line 2 has 6 cells for 7 columns"),
     (HEATMAP, square(2).replace("before,0,9,0.5,1", "before,0,9,0.5,7"), f"{HEATMAP} cannot be read (it lacks '7'"),
     (HEATMAP, square(1).replace("before", "other"), f"{HEATMAP} cannot be read (it holds other matrices"),
     (HEATMAP, f"{HEAD},0\n" + "before,0,9,0.5,0,1\n" * 1_100, f"{HEATMAP} cannot be read (its matrix has more"),
     (HEATMAP, square(1).replace("0.5", "1e308"), f"{HEATMAP} cannot be read (it holds correlations above 1"),
-    (HEATMAP, square(1).replace("0.5", "inf"), f"{HEATMAP} cannot be read (it holds correlations above 1"),
 ]  # fmt: skip
 
 
@@ -93,7 +79,7 @@ def test_odd_files_are_named_and_cost_nothing_else(tmp_path, first, capsys, draw
         (odd / file).unlink()
         if content is not None:
             (odd / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-        run = read_run(odd)
+        (run,) = read_runs([odd])
         measured([run])
         told = "; ".join(run.problems)
         assert told.startswith(words) if words else not told, (file, content, told)
@@ -105,12 +91,12 @@ def test_odd_files_are_named_and_cost_nothing_else(tmp_path, first, capsys, draw
     assert len([alt for alt, _ in page.images if "by" in alt]) >= 2 and "curves.csv" in page.links
 
 
-@pytest.mark.parametrize("name", ["results.json", "run.json", "metrics.csv", HEATMAP])
-def test_what_is_no_file_is_not_waited_for(tmp_path, name):
+def test_what_is_no_file_is_not_waited_for(tmp_path):
     folder = make_fit(tmp_path / "version_0")
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    assert f"{name} cannot be read (it is not a regular file)" in report(folder).text
+    for name in ("results.json", "metrics.csv"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+    assert report(folder).text.count("cannot be read (it is not a regular file)") == 2
 
 
 def test_names_that_are_no_letters(tmp_path, capsys, drawn):
@@ -130,8 +116,7 @@ def test_names_that_are_no_letters(tmp_path, capsys, drawn):
 
 
 @pytest.mark.parametrize(("part", "title"), [
-    ("tables.summary", "The table of runs"), ("_curves", "Curves"), ("_whiteness", "Whiteness"),
-    ("_heatmap", f"Correlations of {LAYERS[1]}"), ("_details", "name"), ("tables.over_seeds", "The table of means"),
+    ("tables.summary", "The table of runs"), ("_curves", "Curves"), ("_heatmap", f"Correlations of {LAYERS[1]}"),
 ])  # fmt: skip
 def test_a_part_that_fails_is_named_and_the_others_are_shown(tmp_path, monkeypatch, part, title):
     make_fit(tmp_path / "name" / "version_0")
@@ -147,18 +132,18 @@ def test_a_part_that_fails_is_named_and_the_others_are_shown(tmp_path, monkeypat
     assert page.title == whole.title and page.tags.count("h2") >= whole.tags.count("h2") - 1
 
 
-def test_a_long_log_is_drawn_by_some_of_its_points(tmp_path):
+def test_a_long_log_is_drawn_by_some_of_its_points_and_many_heatmaps_are_named(tmp_path):
     folder = make_fit(tmp_path / "version_0")
     with (folder / "metrics.csv").open("a") as file:
-        file.writelines(f"{n // 1_000},{n + 100},,{1 / (n + 1)},,,\n" for n in range(60_000))
-    begun = time.monotonic()
+        file.writelines(f"{n // 1_000},{n + 100},,{1 / (n + 1)},,,\n" for n in range(9_000))
+    for number in range(30):
+        (folder / f"heatmap_l{number:04}.csv").write_text(square(1))
     page = report(folder)
-    rows = [row for row in page.links["curves.csv"] if row["quantity"] == "train/loss"]
-    steps = [int(row["steps_trained"]) for row in rows]
-    assert len(rows) == MOST_POINTS and steps == sorted(set(steps)) and (steps[0], steps[-1]) == (10, 60_100)
+    steps = [int(row["steps_trained"]) for row in page.links["curves.csv"] if row["quantity"] == "train/loss"]
+    assert len(steps) == MOST_POINTS and steps == sorted(set(steps)) and (steps[0], steps[-1]) == (10, 9_100)
     assert "Of longer lines 2,000 points are shown and in the file; all are in metrics.csv" in page.text
-    assert time.monotonic() - begun < 20
-    assert "longer lines" not in report(make_fit(tmp_path / "short" / "version_0")).text
+    assert "7 further heatmaps are only in the folder" in page.text
+    assert len([alt for alt, _ in page.images if alt.startswith("Correlation")]) == 24
 
 
 def test_a_log_that_is_too_long_is_named(tmp_path, monkeypatch):
@@ -169,30 +154,8 @@ def test_a_log_that_is_too_long_is_named(tmp_path, monkeypatch):
     assert "metrics.csv cannot be read (it has 1024 MiB, and 64 are" in report(tmp_path / "version_0").text
 
 
-def test_thousands_of_heatmaps(tmp_path):
-    folder = make_fit(tmp_path / "version_0")
-    for number in range(2_000):
-        (folder / f"heatmap_l{number:04}.csv").write_text(square(1))
-    page = report(folder)
-    assert "1977 further heatmaps are only in the folder" in page.text
-    assert len([alt for alt, _ in page.images if alt.startswith("Correlation")]) == 24
-
-
-def test_a_broken_table_of_a_study_is_named(tmp_path, monkeypatch):
-    make_fit(tmp_path / "s" / "version_0")
-    (tmp_path / "s" / "study.csv").write_bytes(b"run,test\n\xff,\n")
-    page = report(tmp_path / "s")
-    assert "study.csv cannot be read" in page.text and len(page.table("run")) == 1
-
-
-def test_ten_thousand_settings_are_compared_at_once():
-    begun = time.monotonic()
-    settings = [{"number": number, **{f"k{n}": 0 for n in range(10_000)}} for number in range(2)]
-    assert differences(settings) == {"number": [0, 1]} and time.monotonic() - begun < 3
-
-
-def test_links_that_lead_into_themselves(tmp_path):
+def test_links_into_themselves_are_not_followed(tmp_path):
     make_fit(tmp_path / "s" / "version_0")
     (tmp_path / "s" / "version_0" / "loop").symlink_to(tmp_path / "s")
-    Path(tmp_path / "s" / "self").symlink_to("self")
+    (tmp_path / "s" / "self").symlink_to("self")
     assert len(report(tmp_path / "s").table("run")) == 1

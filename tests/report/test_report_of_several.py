@@ -3,7 +3,8 @@
 import pytest
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.whiteness.plots import heatmap_pairs
+from swbn_lightning.files.reading import flatten
+from swbn_lightning.runs.settings import ABSENT, differences, group_key
 from tests.made_runs import change, identify, make_fit, make_test
 from tests.report.page_reader import report
 
@@ -23,12 +24,9 @@ def test_tests_of_different_kinds_are_not_taken_for_one(tmp_path):
         "test, 5-way 1-shot, 7 queries, seed 0": 1.0,  # repeated
         "test, 5-way 5-shot": 0.875,
     }
-    for name, value in expected.items():
-        assert row[f"{name}, %"] == f"{100 * value:.2f} ± 0.23"
-    assert len([key for key in row if key.startswith("test, ")]) == len(expected)
+    found = {key: value for key, value in row.items() if key.startswith("test, ")}
+    assert found == {f"{name}, %": f"{100 * value:.2f} ± 0.23" for name, value in expected.items()}
     assert {r["setting"]: float(r["value"]) for r in page.links["accuracy.csv"]} == expected
-    evaluated = [table[1][0] for table in page.tables if table[0][0] == "evaluated"]
-    assert evaluated.count("test, 5-way 1-shot, transductive") == 1
 
 
 REPEATED = "Some trainings were repeated"
@@ -49,7 +47,12 @@ def test_a_training_that_was_repeated_counts_once(tmp_path):
     assert {r["runs"] for r in page.links["curves.csv"]} == {"2"}
 
 
-def test_tests_whose_checkpoint_does_not_say_what_made_it_have_no_seed(tmp_path):
+def test_trainings_without_a_known_seed_are_not_one_another(tmp_path):
+    for number, accuracy in enumerate((0.5, 0.75)):
+        fit = make_fit(tmp_path / "n" / f"version_{2 * number}", seed=False)
+        make_test(tmp_path / "n" / f"version_{2 * number + 1}", fit, accuracy)
+    page = report(tmp_path / "n")
+    assert REPEATED not in page.text and {row["runs"] for row in page.links["curves.csv"]} == {"2"}
     for seed, accuracy in ((1, 0.5), (2, 0.75)):
         folder = tmp_path / "s" / f"r{seed}"
         test = make_test(folder / "version_1", make_fit(tmp_path / f"gone{seed}", seed=seed), accuracy)
@@ -57,20 +60,6 @@ def test_tests_whose_checkpoint_does_not_say_what_made_it_have_no_seed(tmp_path)
     page = report(tmp_path / "s")  # a test's own seed is not its training's
     assert len(page.table("run")) == 2 and "seed" not in page.table("run")[0]
     assert REPEATED not in page.text
-
-
-def test_runs_with_long_names_that_are_alike_have_all_their_heatmaps(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        "swbn_lightning.runs.page.page.heatmap_pairs",
-        lambda columns, signed: drawn.append(list(columns)) or heatmap_pairs(columns, signed),
-    )
-    names = [f"the_same_beginning/{norm}/the_same_ending" for norm in ("bn", "swbn")]
-    for name in names:
-        make_fit(tmp_path / "s" / name / "version_0")
-    make_fit(tmp_path / "s" / "x" / "version_0")
-    report(tmp_path / "s")
-    assert drawn == [[*names, "x"]]
 
 
 def test_predictions_are_no_tests(tmp_path):
@@ -83,9 +72,22 @@ def test_predictions_are_no_tests(tmp_path):
         report(predicted)
 
 
-def test_trainings_without_a_seed_are_not_one_another(tmp_path):
-    for number, accuracy in enumerate((0.5, 0.75)):
-        fit = make_fit(tmp_path / "s" / f"version_{2 * number}", seed=False)
-        make_test(tmp_path / "s" / f"version_{2 * number + 1}", fit, accuracy)
-    page = report(tmp_path / "s")
-    assert REPEATED not in page.text and {row["runs"] for row in page.links["curves.csv"]} == {"2"}
+def test_flat_settings():
+    nested = {"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], "f": [{"g": 3}, 4], "h": {}, 5: "x"}
+    assert flatten(nested) == {"a.b": 1, "a.c.d": None, "e": [1, 2], "f[0].g": 3, "f[1]": 4, "h": {}, "5": "x"}
+    deep = {}
+    deep["a"] = deep
+    with pytest.raises(InputError, match="more than 40 deep"):
+        flatten(deep)
+
+
+def test_what_differs():
+    first = {"same": 1, "kind": 1, "list": [1], "only": 2, "null": None, **{f"k{n}": 0 for n in range(10_000)}}
+    second = {**first, "kind": True, "list": [1, 2], "null": {}, "options.size": 0.1, "run.root": 1}
+    del second["only"]
+    assert group_key(first) != group_key(second) and group_key(first) == group_key({**first, "run.root": 1})
+    assert differences([first, second]) == {
+        "kind": [1, True], "list": [[1], [1, 2]], "only": [2, ABSENT], "options.size": [ABSENT, 0.1],
+    }  # fmt: skip
+    assert differences([first]) == differences([first, dict(first)]) == differences([]) == {}
+    assert differences([{"a": None}, {"a": 1}]) == {"a": [ABSENT, 1]} and group_key({"a": None}) == group_key({})

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.checkpoints import find_checkpoint
 from swbn_lightning.runs.folders import new_run_folder, run_versions
 from swbn_lightning.runs.page.page import write_report
-from swbn_lightning.runs.read import read_run
+from swbn_lightning.runs.read import read_runs
 from swbn_lightning.runs.study import command as study
 from swbn_lightning.runs.study import running as study_runs
 from swbn_lightning.runs.study.cells import Experiment, grid
@@ -78,20 +77,6 @@ def test_a_file_without_an_end_that_says_it_has_no_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("swbn_lightning.files.reading.os.fstat", real)
 
 
-def test_a_study_names_no_folder_elsewhere(tmp_path, monkeypatch):
-    (tmp_path / "home" / "app").mkdir(parents=True)
-    (tmp_path / "home" / "app" / "run.json").write_text('{"settings": {"api_token": "hunter2"}}')
-    theirs = tmp_path / "work" / "theirs"
-    results(theirs / "version_0")
-    results(tmp_path / "work" / "runs" / "x")
-    (tmp_path / "work" / "out").symlink_to(tmp_path / "home")
-    (theirs / "study.csv").write_text(f"run,test\n{tmp_path}/home/app,../home/app\nout/app,runs/x\n")
-    monkeypatch.chdir(tmp_path / "work")
-    page = write_report([theirs]).read_text()
-    assert "hunter2" not in page and "names runs that are neither below its folder nor" in page
-    assert str(tmp_path / "home" / "app") in page and re.search("runs/(<wbr>)?x", page)
-
-
 def cell(tmp_path):
     return grid([Experiment.read(str(GLYPHS))], [], ["bn"], [0], [], [], None, tmp_path / "runs")[0]
 
@@ -128,7 +113,7 @@ def test_checkpoints_of_a_cell_are_its_own(tmp_path):
     (killed / "checkpoints").mkdir(parents=True)
     os.mkfifo(killed / "checkpoints" / "a.ckpt")
     (killed / "checkpoints" / "b.ckpt").symlink_to(tmp_path / "other.ckpt")
-    assert study_runs._kept(read_run(ended)) == study_runs._kept(read_run(killed)) == []
+    assert [study_runs._kept(run) for run in read_runs([ended, killed])] == [[], []]
 
 
 def test_odd_values_of_a_cells_results():

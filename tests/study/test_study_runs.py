@@ -1,14 +1,12 @@
 """Which checkpoint of a run in one or several parts is tested, and who may work on a cell."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.read import Run, Training
 from swbn_lightning.runs.study import running as study_runs
 from swbn_lightning.runs.study.command import Study, main
@@ -17,14 +15,15 @@ from tests.made_runs import identify
 from tests.study.tiny import GLYPHS, cells_of
 
 
-def make_run(folder, *, best=None, monitor="val/accuracy", mode="max", scores=(), kept=(), done=True, source=None):
-    """A run's folder as the command leaves it: ``scores`` and ``kept`` are epochs."""
+def make_run(folder, *, best=None, mode="max", kept=(), done=True, source=None):
+    """A run's folder as the command leaves it; ``kept`` has the score of each epoch with a checkpoint."""
     (folder / "checkpoints").mkdir(parents=True)
-    identify(folder, "fit", {"checkpoint.monitor": monitor, "checkpoint.mode": mode}, source)
-    lines = [f"{epoch},{value}" for epoch, value in dict(scores).items()]
-    (folder / "metrics.csv").write_text("\n".join(["epoch,val/accuracy", *lines, ""]))
-    for epoch in kept:
-        torch.save({"epoch": epoch, "state_dict": {}}, folder / "checkpoints" / f"epoch{epoch}.ckpt")
+    identify(folder, "fit", source=source)
+    for epoch, score in dict(kept).items():
+        file = folder / "checkpoints" / f"epoch{epoch}.ckpt"
+        callback = {"best_k_models": {f"/elsewhere/{file.name}": torch.tensor(score)}}
+        state = {"callbacks": {f"ModelCheckpoint{{'mode': '{mode}'}}": callback}}
+        torch.save({"epoch": epoch, "state_dict": {}, **state}, file)
     torch.save({"epoch": max([0, *kept]), "state_dict": {}}, folder / "checkpoints" / "last.ckpt")
     if done:
         results = {"results": [{}], "completed": True, "best_checkpoint": f"checkpoints/{best}.ckpt" if best else None}
@@ -41,34 +40,33 @@ def chosen(cell):
 ])  # fmt: skip
 def test_the_best_is_the_best_of_all_parts_of_a_training(mode, first, version, tmp_path):
     (cell,) = cells_of(GLYPHS, runs=tmp_path)
-    one = make_run(cell.folder / "version_0", mode=mode, scores={0: 0.1, 1: first}, kept=[1], done=False)
-    make_run(cell.folder / "version_1", mode=mode, scores={2: 0.6, 3: 0.6}, kept=[2], best="epoch2", source=one)
+    one = make_run(cell.folder / "version_0", mode=mode, kept={1: first}, done=False)
+    make_run(cell.folder / "version_1", mode=mode, kept={2: 0.6}, best="epoch2", source=one)
     assert chosen(cell).parts[-3] == version
 
 
-def test_without_validation_the_last_epoch_is_tested(tmp_path):
+def test_without_validation_the_last_epoch_is_tested_and_half_a_checkpoint_is_passed_over(tmp_path):
     for number, best in enumerate((None, "last")):  # a run without validation may name it, or nothing
         (cell,) = cells_of(GLYPHS, runs=tmp_path, seeds=[number])
         make_run(cell.folder / "version_0", best=best)
         assert chosen(cell) == cell.folder / "version_0" / "checkpoints" / "last.ckpt"
-
-
-def test_half_a_checkpoint_is_passed_over(tmp_path):
-    (cell,) = cells_of(GLYPHS, runs=tmp_path)
-    one = make_run(cell.folder / "version_0", scores={0: 0.9}, kept=[0], done=False)
+    (cell,) = cells_of(GLYPHS, runs=tmp_path, seeds=[2])
+    one = make_run(cell.folder / "version_0", kept={0: 0.9}, done=False)
     half = cell.folder / "version_0" / "checkpoints" / "epoch0.ckpt"
     half.write_bytes(half.read_bytes()[:-100])
-    make_run(cell.folder / "version_1", scores={1: 0.5}, kept=[1], best="epoch1", source=one)
+    make_run(cell.folder / "version_1", kept={1: 0.5}, best="epoch1", source=one)
     assert chosen(cell).parts[-3] == "version_1"
 
 
 def test_what_was_logged_is_read_across_the_parts(tmp_path):
-    for name, text in (("a", "epoch,step,val/accuracy\n0,1,0.25\n,1,\n1,2,0.5\n2,3,0.6\n3,4,0."), ("b", "")):
+    texts = {
+        "a": "epoch,step,val/accuracy\n0,1,0.25\n,1,\n1,2,0.5\n2,3,0.6\n3,4,0.", "b": "",
+        "c": "val/accuracy,epoch\n0.7,2\n0.8,3\n",
+    }  # fmt: skip
+    for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.csv").write_text(text)
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "metrics.csv").write_text("val/accuracy,epoch\n0.7,2\n0.8,3\n")
-    found = quantities(Training([Run(tmp_path / name) for name in ("a", "b", "c", "missing")]))
+    found = quantities(Training([Run(tmp_path / name) for name in (*texts, "missing")]))
     assert found == {"val/accuracy": {1: 0.25, 2: 0.5, 3: 0.7, 4: 0.8}}
 
 
@@ -80,6 +78,8 @@ def test_a_command_that_fails_says_its_last_words(tmp_path, monkeypatch):
     (tmp_path / "swbn.py").write_text(script)
     monkeypatch.setattr(study_runs, "COMMAND", (sys.executable, str(tmp_path / "swbn.py")))
     with study_runs._locked(cell.folder, wait=False) as lock:
+        with pytest.raises(study_runs.Busy), study_runs._locked(cell.folder, wait=False):
+            pass
         study_runs.run_command(cell, "fit", ["0", str(lock)], lock)
         with pytest.raises(study_runs.RunFailed) as failed:
             study_runs.run_command(cell, "fit", ["3", str(lock)], lock)
@@ -88,41 +88,11 @@ def test_a_command_that_fails_says_its_last_words(tmp_path, monkeypatch):
     assert output.read_text().count("$ swbn fit") == 2
 
 
-def test_a_child_that_outlives_its_study_keeps_the_cell(tmp_path):
-    with study_runs._locked(tmp_path, wait=False) as lock:
-        child = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
-    # The study's own end of the lock is closed now, as the kernel does when it is killed.
-    try:
-        with pytest.raises(study_runs.Busy), study_runs._locked(tmp_path, wait=False):
-            pass
-    finally:
-        child.kill()
-        child.wait()
-    with study_runs._locked(tmp_path, wait=False):
-        pass
-
-
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    def interrupt(cell, wait):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("swbn_lightning.runs.study.command.complete", interrupt)
+    monkeypatch.setattr("swbn_lightning.runs.study.command.complete", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as stopped:
         main([str(GLYPHS), "--runs", str(tmp_path)])
     assert stopped.value.code == 130 and "the same command goes on from here" in capsys.readouterr().err
-
-
-def test_a_file_that_two_processes_write_is_whole(tmp_path, monkeypatch):
-    path, replace = tmp_path / "study.csv", Path.replace
-
-    def replace_after_the_other(self, target):
-        monkeypatch.setattr(Path, "replace", replace)
-        write_whole(path, "theirs")
-        assert path.read_text() == "theirs"
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace_after_the_other)
-    assert write_whole(path, "ours").read_text() == "ours" and list(tmp_path.iterdir()) == [path]
 
 
 def test_cells_at_which_others_are_at_work_come_last(tmp_path, monkeypatch):
@@ -143,7 +113,7 @@ def test_cells_at_which_others_are_at_work_come_last(tmp_path, monkeypatch):
 def test_a_cell_that_was_renamed_is_found_by_its_settings(tmp_path):
     cells = cells_of(GLYPHS, norms=["bn", "swbn-fro"], runs=tmp_path)
     for cell in cells:
-        make_run(cell.folder / "version_0", best="epoch0", kept=[0])
+        make_run(cell.folder / "version_0", best="epoch0", kept={0: 0.5})
         (cell.folder / "settings.json").write_text(json.dumps({"settings": cell.identity}, default=str))
     cells[0].folder.rename(tmp_path / "renamed")
     (tmp_path / "theirs").mkdir()

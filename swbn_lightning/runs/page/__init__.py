@@ -1,4 +1,4 @@
-"""``swbn report``: one HTML page about one or several runs, which needs nothing but itself; docs/report.md."""
+"""``swbn report``: one HTML page about runs, which needs nothing but itself; docs/report.md."""
 
 from swbn_lightning.runs.page.page import write_report
 

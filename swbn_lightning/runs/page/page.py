@@ -1,13 +1,13 @@
 """``swbn report RUN…``: summary first, then what differs, pictures, and each run's details."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import UnreadableFile, csv_rows, has_file, printable
+from swbn_lightning.files.reading import printable
 from swbn_lightning.files.writing import output_file, write_output
 from swbn_lightning.runs import read
 from swbn_lightning.runs.curves import (
@@ -20,7 +20,6 @@ from swbn_lightning.runs.curves import (
     curves_csv,
     has_curves,
 )
-from swbn_lightning.runs.folders import STUDY_FILE
 from swbn_lightning.runs.page import tables
 from swbn_lightning.runs.page.groups import Line, LineGroup, accuracies, as_groups, as_lines, curve_groups
 from swbn_lightning.runs.page.render import Code, Part, details, download, heading, notice, picture, render, text
@@ -58,9 +57,7 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
     """Write the page about runs.
 
     Args:
-        paths: run folders, or folders with such folders below. Of a ``study.csv`` also the runs that it names, if they
-            lie below that path or, by a relative name without ``..``, below the working directory: it may be a
-            stranger's.
+        paths: run folders, or folders with such folders below.
         output: the file; by default ``report.html`` in the folder that was given or, of several, in the working
             directory.
 
@@ -70,8 +67,7 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
     Raises:
         InputError: a path without a run; no run but of ``predict``; a file that cannot be written.
     """
-    named, problems = _named_by_studies(paths)
-    runs = [run for run in read.read_runs(read.find_runs(paths, named)) if run.kind != "predict"]
+    runs = [run for run in read.read_runs(read.find_runs(paths)) if run.kind != "predict"]
     _limit(runs)
     if not runs:
         raise InputError(
@@ -80,39 +76,7 @@ def write_report(paths: Sequence[str | Path], output: str | Path | None = None) 
     if output is None:
         output = Path(paths[0]).expanduser() / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
     file = output_file(output, "the page", REPORT_FILE)
-    title = f"Report: {_name(paths)}"
-    return write_output(file, render(title, _parts(as_lines(read.as_trainings(runs)), problems)))
-
-
-def _named_by_studies(paths: Iterable[str | Path]) -> tuple[list[Path], list[str]]:
-    """Runs that the tables of studies name, and what is wrong with these tables.
-
-    A table that somebody else made could name any folder of the machine, whose settings would stand in the page.
-    """
-    found: list[Path] = []
-    told: list[str] = []
-    for file in (Path(path).expanduser() / STUDY_FILE for path in paths):
-        elsewhere: list[Path] = []
-        try:
-            rows = csv_rows(file) if file.is_file() else ()
-            names = dict.fromkeys(row.get(key) or "" for _, row in rows for key in ("run", "test"))
-        except UnreadableFile as error:
-            told.append(str(error))
-            continue
-        for name in names:
-            folder = Path(name)
-            if name and has_file(folder, read.FILES):
-                bases = [file.parent] if folder.is_absolute() or ".." in folder.parts else [file.parent, Path()]
-                inside = any(folder.resolve().is_relative_to(base.resolve()) for base in bases)
-                (found if inside else elsewhere).append(folder)
-        if elsewhere:
-            shown = ", ".join(printable(name)[:200] for name in elsewhere[:3])
-            more = f" and {len(elsewhere) - 3} more" if len(elsewhere) > 3 else ""
-            told.append(
-                f"{printable(file)} names runs that are neither below its folder nor below the working directory: "
-                f"{shown}{more}; give their folders, too, to have them shown"
-            )
-    return found, told
+    return write_output(file, render(f"Report: {_name(paths)}", _parts(as_lines(read.as_trainings(runs)))))
 
 
 def _limit(runs: Sequence[read.Run]) -> None:
@@ -146,7 +110,7 @@ def _kind(run: read.Run, row: Mapping[str, Any]) -> tuple[str, ...]:
     return (tables.setting_of(row), repr(row.get("queries")), repr(row.get("seed")))
 
 
-def _parts(lines: Sequence[Line], problems: Iterable[str]) -> list[Part]:
+def _parts(lines: Sequence[Line]) -> list[Part]:
     """What stands on the page below its title."""
     groups = as_groups(lines)
     trainings = _plural(sum(bool(line.training.parts) for line in lines), "training")
@@ -174,7 +138,7 @@ def _parts(lines: Sequence[Line], problems: Iterable[str]) -> list[Part]:
     for title, make in sections.items():
         made = _whole(title, make)
         below += [heading(title), *made] if made else []
-    return [*above, *_problems(lines, problems), *below]  # after what finds some
+    return [*above, *_problems(lines), *below]  # after what finds some
 
 
 def _whole(title: str, make: Callable[[], Sequence[Part | None]]) -> list[Part]:
@@ -185,8 +149,8 @@ def _whole(title: str, make: Callable[[], Sequence[Part | None]]) -> list[Part]:
         return [notice(title, f" cannot be shown ({f'{type(error).__name__}: {error}'[:300]}).")]
 
 
-def _problems(lines: Sequence[Line], others: Iterable[str]) -> list[Part]:
-    places: dict[str, list[Code]] = {problem: [] for problem in others}
+def _problems(lines: Sequence[Line]) -> list[Part]:
+    places: dict[str, list[Code]] = {}
     for run in (run for line in lines for run in line.training.runs):
         for problem in dict.fromkeys(run.problems):
             places.setdefault(problem, []).append(Code(run.folder))
@@ -216,7 +180,7 @@ def _curves(groups: Sequence[LineGroup]) -> list[Part]:
         words += f" {left_out} further lines are in the file only."
     if any(len(series) > MOST_POINTS for group in lines for run in group.runs for series in run.values()):
         words += f" Of longer lines {MOST_POINTS:,} points are shown and in the file; all are in metrics.csv."
-    caption = text(f"{words} Every number: ", download("curves.csv", curves_csv({"": lines}, unit)))
+    caption = text(f"{words} Every number: ", download("curves.csv", curves_csv(lines, unit)))
     return [
         caption,
         {"kind": "together", "parts": [picture(curves(shown, m, unit), f"{m} by {UNITS[unit]}") for m in drawn]},
@@ -239,33 +203,26 @@ def _whiteness(lines: Sequence[Line]) -> list[Part]:
 
 
 def _heatmaps(lines: Sequence[Line]) -> list[Part]:
-    """One picture a layer, with a column for each run, signed if its runs asked for that."""
-    layers = dict.fromkeys((layer, _signed(line)) for line in lines for layer in line.measured.heatmaps)
+    """One picture a layer, with a column for each run."""
+    layers = dict.fromkeys(layer for line in lines for layer in line.measured.heatmaps)
     made = [
         part
-        for layer, signed in list(layers)[:MOST_HEATMAPS]
-        for part in _whole(f"Correlations of {layer}", partial(_heatmap, lines, layer, signed))
+        for layer in list(layers)[:MOST_HEATMAPS]
+        for part in _whole(f"Correlations of {layer}", partial(_heatmap, lines, layer))
     ]
     if len(layers) > MOST_HEATMAPS:
         made.append(text(f"The first {MOST_HEATMAPS} of {len(layers)} layers."))
     return made
 
 
-def _heatmap(lines: Sequence[Line], layer: str, signed: bool) -> list[Part]:
-    columns = {
-        line.label: line.measured.heatmaps[layer]
-        for line in lines
-        if layer in line.measured.heatmaps and _signed(line) == signed
-    }
+def _heatmap(lines: Sequence[Line], layer: str) -> list[Part]:
+    own = [line for line in lines if layer in line.measured.heatmaps]
+    columns = {line.label: line.measured.heatmaps[layer] for line in own}
+    signed = any(line.training.settings.get("whiteness.signed") is True for line in own)  # if one asked for it
     figure = heatmap_pairs(dict(list(columns.items())[:MOST_PICTURED]), signed)
     caption = [Code(layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. "]
     caption += _left_out(len(columns), MOST_PICTURED)
     return [picture(figure, f"Correlation matrices of {layer}", *caption, wide=True)]
-
-
-def _signed(line: Line) -> bool:
-    """Whether its heatmaps were asked to be drawn with signs."""
-    return line.training.settings.get("whiteness.signed") is True
 
 
 def _details(line: Line, alone: bool) -> list[Part]:
@@ -285,7 +242,6 @@ def _left_out(count: int, most: int) -> list[str]:
 
 
 def _name(paths: Sequence[str | Path]) -> str:
-    """What was given, in a few words."""
     parts = [Path(path).expanduser().resolve() for path in paths]
     names = ["/".join(p.parts[-2:]) if p.name.startswith("version_") else p.name or str(p) for p in parts]
     return printable(", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more")

@@ -67,12 +67,9 @@ def heading(*parts: Any, level: int = 2) -> Part:
 
 
 def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], leave_out: bool = False) -> Part:
-    """A table whose first column heads its rows; a column whose cells are all :class:`Number` stands to the right.
+    """A table whose first column heads its rows; a column of :class:`Number` only stands to the right.
 
-    Args:
-        head: the columns' titles.
-        rows: of cells.
-        leave_out: the columns in which nothing is known.
+    With ``leave_out`` columns in which nothing is known are left out.
     """
     columns = range(len(head))
     if leave_out:
@@ -83,13 +80,9 @@ def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], leave_out: bool = 
 
 
 def picture(figure: Figure, alternative: str, *caption: Any, wide: bool = False) -> Part:
-    """A figure as a PNG within the page, at most at the size at which its letters are as large as the page's.
+    """A figure as a PNG within the page, its letters at most as large as the page's.
 
-    Args:
-        figure: what is shown.
-        alternative: for who cannot see it.
-        caption: below it.
-        wide: on a narrow screen it keeps a size at which its letters can be read.
+    A ``wide`` one keeps on a narrow screen a size at which its letters can be read.
     """
     width = round(96 * figure.get_figwidth())  # CSS pixels an inch
     return {"kind": "picture", "alternative": alternative, "data": _base64(to_png(figure)), "width": width,

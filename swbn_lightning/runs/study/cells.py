@@ -5,18 +5,14 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import folders_with, read_json, read_yaml
-from swbn_lightning.runs.study.variant import Variant
 
 SETTINGS_FILE = "settings.json"  # in a cell's folder: what is trained there
 
@@ -34,13 +30,30 @@ _TEST_ONLY = "data.test."  # settings that training does not depend on
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A configuration file.
+class Variant:
+    """A norm or a network with options of its own, as ``swbn-fro:step_size=1e-4,num_groups=2``."""
 
-    Args:
-        path: as it was given.
-        content: what it says.
-    """
+    label: str  # as it was given
+    name: str  # the part before the colon
+    options: dict[str, Any] | None  # the part after it; None where nothing was said
+
+    @classmethod
+    def parse(cls, label: str) -> "Variant":
+        """``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; values as JSON writes them, or words.
+
+        Raises:
+            InputError: an option without ``=``.
+        """
+        name, colon, given = label.partition(":")
+        pairs = [item.partition("=") for item in given.split(",") if item]
+        if any(not equals for _, equals, _ in pairs) or bool(colon) != bool(pairs):
+            raise InputError(f"options of {name} are given as {name}:KEY=VALUE,KEY=VALUE, got {label!r}.")
+        return cls(label, name, {key: _value(text) for key, _, text in pairs} if pairs else None)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration file: its path as it was given, and what it says."""
 
     path: str
     content: dict[str, Any]
@@ -63,14 +76,9 @@ class Experiment:
         return cls(path, content)
 
     @property
-    def name(self) -> str:
-        """The folder of its runs."""
-        return Path(self.path).stem
-
-    @functools.cached_property
     def few_shot(self) -> bool:
-        """Whether its model is trained and tested on episodes: only such a test has shots."""
-        return bool(getattr(_model_class(self.content["model"]["class_path"]), "episodic", False))
+        """Whether its data are episodes, which have settings for each split: only such a test has shots."""
+        return any(isinstance(self.init_args("data").get(split), dict) for split in ("train", "val", "test"))
 
     @property
     def method(self) -> str:
@@ -91,8 +99,8 @@ class Experiment:
     def network(self, label: str | None) -> tuple[Variant, dict[str, Any] | None]:
         """A network by its label (None: the configuration's own) and its options.
 
-        The configuration's options are its own network's. Another one, or one that is given with options, has those
-        it is given, and of the configuration's ``in_channels`` only, which is a fact of the images.
+        Another than the configuration's, or one that is given with options, has those it is given, and of the
+        configuration's only ``in_channels``, which is a fact of the images.
         """
         args = self.init_args("model")
         own, given = args.get("backbone", "resnet12"), args.get("backbone_args") or {}
@@ -102,11 +110,7 @@ class Experiment:
         return variant, given or None
 
     def norm(self, label: str) -> tuple[Variant, dict[str, Any] | None]:
-        """A norm by its label and its options.
-
-        The configuration's options are its own norm's. Another one, or one that is given with options, has those it is
-        given: a step size is no option of BatchNorm, and KL's would not be Frobenius's.
-        """
+        """A norm by its label and its options: the configuration's are its own norm's, not another's."""
         args, variant = self.init_args("model"), Variant.parse(label)
         if variant.options is None and variant.name == args.get("norm", "bn"):
             return variant, args.get("norm_args") or None
@@ -115,17 +119,11 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Test:
-    """One evaluation of a trained network on the test classes or images.
+    """One evaluation of a trained network on the test classes or images."""
 
-    Args:
-        shots: of few-shot only: support images a class; None for the configuration's.
-        settings: that only a test depends on, as ``data.test.episodes=1000``.
-        configured: what the configuration says of the test only.
-    """
-
-    shots: int | None
-    settings: tuple[str, ...]
-    configured: Any
+    shots: int | None  # of few-shot only; None for the configuration's
+    settings: tuple[str, ...]  # that only a test depends on, as data.test.episodes=1000
+    configured: Any  # what the configuration says of the test
 
     @property
     def arguments(self) -> list[str]:
@@ -141,33 +139,19 @@ class Test:
 
 @dataclass(frozen=True)
 class Cell:
-    """One training and its tests.
-
-    Args:
-        experiment: the configuration.
-        network: the backbone, with ``network_args`` as its options.
-        network_args: None for none.
-        norm: the normalisation layers, with ``norm_args`` as their options.
-        norm_args: None for none.
-        seed: of initialisation, batches and augmentation (``seed_everything``).
-        settings: of training, as ``trainer.max_epochs=2``, over the configuration's.
-        tests: what is evaluated.
-        root: folder of the data set's files, if it needs one.
-        runs: folder of all runs.
-        place: its folder below that, where it was found under another name than :attr:`usual_place`.
-    """
+    """One training and its tests."""
 
     experiment: Experiment
     network: Variant
     network_args: dict[str, Any] | None
     norm: Variant
     norm_args: dict[str, Any] | None
-    seed: int
-    settings: tuple[str, ...]
+    seed: int  # seed_everything
+    settings: tuple[str, ...]  # of training, as trainer.max_epochs=2, over the configuration's
     tests: tuple[Test, ...]
-    root: str | None
-    runs: Path
-    place: str | None = None
+    root: str | None  # folder of the data set's files, if it needs one
+    runs: Path  # folder of all runs
+    place: str | None = None  # below it, where it was found under another name than the usual one
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -196,7 +180,7 @@ class Cell:
     def usual_place(self) -> str:
         """The name of its runs, below the folder of all runs, if nobody renamed it."""
         network = self.network.name.replace("/", "-")
-        return f"{self.experiment.name}/{network}/{self.norm.name}/seed{self.seed}-{self.key}"
+        return f"{Path(self.experiment.path).stem}/{network}/{self.norm.name}/seed{self.seed}-{self.key}"
 
     @property
     def name(self) -> str:
@@ -213,10 +197,6 @@ class Cell:
         """The configuration's, or the one that was set in its place."""
         given = [setting.partition("=") for setting in self.settings]
         return next((value for key, _, value in given if key == "data.dataset"), self.experiment.dataset)
-
-    def label(self, config: str) -> str:
-        """For messages; ``config`` is what its configuration is called there."""
-        return f"{config} · {self.network.label} · {self.norm.label} · seed {self.seed}"
 
     def arguments(self, run: str = "") -> list[str]:
         """For any command; ``run`` is the part of the run's name below the cell's."""
@@ -256,9 +236,7 @@ def grid(
     root: str | None,
     runs: Path,
 ) -> list[Cell]:
-    """All cells, seed after seed, so that all norms can be compared as soon as the first seed is through.
-
-    What is given twice is there once.
+    """All cells, seed after seed, so that norms can be compared early; what is given twice is there once.
 
     Raises:
         InputError: a setting that is not ``KEY=VALUE`` or that is the study's own; shots without a few-shot
@@ -313,25 +291,11 @@ def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[
         raise InputError("--shots are of few-shot configurations, and none of these is one.")
 
 
-def _model_class(path: str) -> type:
-    """The class that a configuration names, as the command finds it: by its whole name, or by the last part of it."""
-    module, _, name = path.rpartition(".")
+def _value(text: str) -> Any:
     try:
-        imported = importlib.import_module(module) if module else None
-        found = getattr(imported, name, None) if module else _imported(pl.LightningModule, name)
-    except ImportError as error:
-        raise InputError(f"model {path}: {error}") from error
-    if not isinstance(found, type):
-        raise InputError(f"model {path} is not known; give its class as MODULE.CLASS.")
-    return found
-
-
-def _imported(kind: type, name: str) -> type | None:
-    """A class of this name among those derived from ``kind``."""
-    if kind.__name__ == name:
-        return kind
-    derived: list[type] = kind.__subclasses__()
-    return next((found for below in derived if (found := _imported(below, name))), None)
+        return json.loads(text)
+    except ValueError:
+        return text  # a word, as in step_size=auto
 
 
 def _digest(content: Any) -> str:

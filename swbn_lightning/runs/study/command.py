@@ -6,8 +6,8 @@
 
 Each run is the ``swbn`` command in a process of its own. The norms see the same network at the start, the same batches
 and the same test. What is done is not done again: stopped or killed, the same command goes on where it was; several at
-once share the work. After each run RUNS/study.csv holds every figure and RUNS/study.md the table, at the end
-RUNS/curves.png and RUNS/accuracy.png pictures of them. docs/studies.md says what the columns mean.
+once share the work. After each run RUNS/study.csv holds every figure and RUNS/study.md the table.
+docs/studies.md says what the columns mean; `swbn report RUNS` draws the pictures.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from swbn_lightning.files.reading import printable
 from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.study.cells import Cell, Experiment, grid, short_names
 from swbn_lightning.runs.study.observations import Row, as_csv, as_table, observe
-from swbn_lightning.runs.study.pictures import draw
 from swbn_lightning.runs.study.running import Busy, RunFailed, complete, finished_training
 from swbn_lightning.runs.study.table import markdown
 
@@ -51,26 +50,21 @@ def main(args: Sequence[str]) -> None:
         _say("stopped; the same command goes on from here")
         sys.exit(130)  # as shells report Ctrl-C
     print(study.text())
-    files = [study.folder / "study.csv", study.folder / "study.md", *study.draw()]
-    print(f"written: {', '.join(str(file) for file in files)}")
+    print(f"written: {study.folder / 'study.csv'}, {study.folder / 'study.md'}; pictures: swbn report {options.runs}")
     if study.failures:
         sys.exit(1)
 
 
 class Study:
-    """The cells of a grid on their way from not done to done.
-
-    Args:
-        cells: what to run.
-        reach: the accuracy to which epochs are counted, a fraction; None for none.
-        folder: of ``study.csv`` and ``study.md``.
-        words: of the command, to be repeated in the file.
-    """
+    """The cells of a grid, which write ``study.csv`` and ``study.md`` as they get done; ``words`` of the command."""
 
     def __init__(self, cells: list[Cell], reach: float | None, folder: Path, words: Sequence[str]) -> None:
         self.cells, self.reach, self.folder, self.words = cells, reach, folder, words
         names = short_names([cell.experiment.path for cell in cells])
-        self._labels = [cell.label(names[cell.experiment.path]) for cell in cells]
+        self._labels = [
+            f"{names[cell.experiment.path]} · {cell.network.label} · {cell.norm.label} · seed {cell.seed}"
+            for cell in cells
+        ]
         self.failures: dict[str, str] = {}
         self._environments: dict[int, str] = {}
         self._rows: dict[int, list[Row]] = {}  # by the cell's number, of those that are done
@@ -117,10 +111,6 @@ class Study:
         parts += dict.fromkeys(self._environments[number] for number in self._rows)
         return "\n".join(parts)
 
-    def draw(self) -> list[Path]:
-        """Pictures of what is done; returns their files."""
-        return draw([self.cells[number] for number in sorted(self._rows)], self._table(), self.folder)
-
     def _table(self) -> pd.DataFrame:
         return as_table([row for number in sorted(self._rows) for row in self._rows[number]])
 
@@ -162,11 +152,8 @@ def _seeds(text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="swbn study",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="swbn study", description=__doc__, formatter_class=raw)
     parser.add_argument("configs", nargs="+", metavar="CONFIG", help="each is an experiment by itself")
     parser.add_argument(
         "--networks", nargs="+", default=[], help="as resnet20 or resnet20:shortcut=identity; the configuration's own"

@@ -12,21 +12,19 @@ from swbn_lightning.files.reading import finite, has_file, reading
 from swbn_lightning.runs.episodes import read_episodes
 from swbn_lightning.runs.folders import METRICS_FILE, RESULTS_FILE
 from swbn_lightning.runs.measured import Series, joined, read_metrics
-from swbn_lightning.runs.paper import PaperFigure, find_paper_figure
+from swbn_lightning.runs.paper import find_paper_figure
 from swbn_lightning.runs.read import Run, Training
 from swbn_lightning.runs.study.cells import Cell
 from swbn_lightning.runs.study.running import chosen_checkpoint, finished_test, finished_training
 
-# Of a test's results: the metric's name here, and in the paper's tables.
-METRICS = {"accuracy": ("accuracy", ("accuracy", "top1")), "top5": ("top5", ("top5",))}
+# Of a test's results; with their names in the paper's tables.
+METRICS = {"accuracy": ("accuracy", "top1"), "top5": ("top5",)}
 _WHOLE_OF_EPISODES = ("ways", "shots", "queries", "episodes", "seed")
-
-
 # Of study.csv: docs/studies.md says what they mean.
 COLUMNS = [
     "config", "dataset", "method", "network", "network_args", "norm", "norm_args", "seed",
     "metric", "setting", "value", "ci95", "tested", "loss", "paper", "paper_note",
-    "reach", "reach_split", "epochs_to_reach", "epoch_seconds", "paper_epoch_seconds", "fit_seconds", "continued",
+    "reach", "reach_split", "epochs_to_reach", "epoch_seconds", "fit_seconds", "continued",
     "distance_start", "distance_end", "rms_start", "rms_end", "run", "test", "checkpoint",
 ]  # fmt: skip
 EPISODES = ["episodes", "episode_set"]  # not in the file: each episode's accuracy, and which episodes they are
@@ -39,11 +37,7 @@ def as_table(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def observe(cell: Cell, reach: float | None) -> list[Row]:
-    """All figures of a cell's tests that are done: one row a test and metric. Accuracies are fractions.
-
-    Args:
-        cell: what.
-        reach: the accuracy to which epochs are counted, a fraction; None for none.
+    """All figures of a cell's tests that are done: one row a test and metric; ``reach`` is ``--reach``.
 
     Raises:
         InputError: a file that is not what a run writes.
@@ -83,7 +77,6 @@ def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, A
     """The columns that all tests of a training share."""
     told, logged = training.last.results, quantities(training)
     seconds = [value for value in map(finite, told["epoch_seconds"]) if value is not None]
-    time = _paper_figure(cell, "epoch_time")
     split = "val" if logged.get("val/accuracy") else "train"
     accuracies = logged.get(f"{split}/accuracy", {})
     reached = [epoch for epoch, accuracy in accuracies.items() if reach is not None and accuracy >= reach]
@@ -100,7 +93,6 @@ def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, A
         "reach_split": split if reach is not None else "",
         "epochs_to_reach": min(reached) if reached else None,
         "epoch_seconds": statistics.median(seconds) if seconds else None,
-        "paper_epoch_seconds": _seconds(time) if time else None,
         # Of a training in several parts the first ones are not known.
         "fit_seconds": finite(told["fit_seconds"]) if len(training.parts) == 1 else None,
         "continued": len(training.parts) - 1,
@@ -120,26 +112,28 @@ def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
         for number, end in enumerate(("start", "end"))
     }
     rows = []
-    for metric, (key, names) in METRICS.items():
-        if key not in result:
+    for metric, names in METRICS.items():
+        if metric not in result:
             continue
-        if finite(result[key]) is None:
-            raise InputError(f"its {key} is {result[key]!r}, not a number")
-        columns = {"setting": setting, "method": cell.experiment.method} if few_shot else {}
-        found = [figure for name in names if (figure := _paper_figure(cell, name, **columns))]
-        value = found[0].value if found else None
+        if finite(result[metric]) is None:
+            raise InputError(f"its {metric} is {result[metric]!r}, not a number")
+        place = {"dataset": cell.dataset, "network": cell.network.name, "norm": cell.norm.name}
+        if few_shot:
+            place |= {"setting": setting, "method": cell.experiment.method}
+        figures = [find_paper_figure(metric=name, **place) for name in names]
+        paper = next((figure for figure in figures if figure), None)
         rows.append(
             dict(
                 **training,
                 **ends,
                 metric=metric,
                 setting=setting,
-                value=result[key],
+                value=result[metric],
                 ci95=result["ci95"] if metric == "accuracy" else None,
                 tested=result["episodes"] if few_shot else result["images"],
                 loss=result["loss"],
-                paper=value / 100 if value is not None else None,
-                paper_note=found[0].note if found else "",
+                paper=paper.value / 100 if paper and paper.value is not None else None,
+                paper_note=paper.note if paper else "",
                 test=str(run.folder),
                 episodes=read_episodes(run.folder) if few_shot and metric == "accuracy" else (),
                 episode_set=tuple(result[name] for name in ("seed", "ways", "shots", "queries")) if few_shot else (),
@@ -157,12 +151,3 @@ def _check(result: dict[str, Any], whole: Sequence[str]) -> None:
         value = result[name]
         if type(value) not in (int, float) and not (name == "ci95" and value is None):
             raise InputError(f"its {name} is {value!r}, not a number")
-
-
-def _paper_figure(cell: Cell, metric: str, **columns: str) -> PaperFigure | None:
-    place = {"dataset": cell.dataset, "network": cell.network.name, "norm": cell.norm.name}
-    return find_paper_figure(metric=metric, **place, **columns)
-
-
-def _seconds(figure: PaperFigure) -> float:
-    return (figure.value or 0.0) * {"s": 1, "min": 60}[figure.unit]

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import stat
@@ -14,9 +15,8 @@ from pathlib import Path
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import folders_with, has_file
 from swbn_lightning.files.writing import write_whole
-from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
-from swbn_lightning.runs.folders import LAST_CHECKPOINT, METRICS_FILE, RESULTS_FILE, run_versions
-from swbn_lightning.runs.measured import read_metrics
+from swbn_lightning.runs.checkpoints import find_checkpoint, saved_score
+from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, run_versions
 from swbn_lightning.runs.read import FILES, Run, Training, as_trainings, read_runs
 from swbn_lightning.runs.study.cells import SETTINGS_FILE, Cell, Test
 
@@ -38,12 +38,8 @@ def complete(cell: Cell, wait: bool) -> int:
 
     An unfinished training goes on from its last checkpoint; one without a readable checkpoint begins anew.
 
-    Args:
-        cell: what.
-        wait: where another process is at work on it, wait for that, instead of raising :class:`Busy`.
-
     Raises:
-        Busy: see above.
+        Busy: another process is at work on it, and this one should not ``wait``.
         RunFailed: with what the command said last.
     """
     commands = 0
@@ -123,12 +119,12 @@ def chosen_checkpoint(training: Training) -> Path:
     candidates = [path for part in training.parts for path in _kept(part)]
     if not candidates:
         return find_checkpoint(training.last.folder, "last")
-    settings = training.last.settings
-    monitor = settings.get("checkpoint.monitor")
-    sign = -1 if settings.get("checkpoint.mode") == "min" else 1
-    scores = {path: _score(path, str(monitor)) for path in candidates} if len(candidates) > 1 else {}
-    known = {path: sign * score for path, score in scores.items() if score is not None}
-    return max(known, key=lambda path: known[path]) if known else candidates[-1]  # of equals the first, as Lightning
+    scores: dict[Path, float] = {}
+    for path in candidates if len(candidates) > 1 else ():
+        with suppress(InputError):  # half a file, whose writer was killed
+            if (score := saved_score(path)[0]) > -math.inf:
+                scores[path] = score
+    return max(scores, key=lambda path: scores[path]) if scores else candidates[-1]  # of equals the first, as Lightning
 
 
 def _fit(cell: Cell, lock: int) -> int:
@@ -170,14 +166,6 @@ def _kept(part: Run) -> list[Path]:
         files = [path for path in sorted((part.folder / "checkpoints").glob("*.ckpt")) if path.name != LAST_CHECKPOINT]
     # Not a pipe, which would be waited for, and none of another run, which the file of a stranger may name.
     return [path for path in files if path.is_file() and path.resolve().is_relative_to(part.folder.resolve())]
-
-
-def _score(checkpoint: Path, monitor: str) -> float | None:
-    """What was monitored in the epoch of a checkpoint; None of half a file, whose writer was killed."""
-    with suppress(InputError):
-        epoch = read_checkpoint(checkpoint).get("epoch", -1)
-        return read_metrics(checkpoint.parents[1] / METRICS_FILE, [monitor])["epoch"].get(monitor, {}).get(epoch + 1)
-    return None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ _NONE = "–"
 
 
 class Line(NamedTuple):
-    """The observations of one line, seed by seed, and of BatchNorm in the norm's place (none, if it was not run)."""
+    """One line's observations, seed by seed, and BatchNorm's in its place (none, if it was not run)."""
 
     rows: pd.DataFrame
     baseline: pd.DataFrame
@@ -23,12 +23,7 @@ class Line(NamedTuple):
 
 
 def markdown(observed: pd.DataFrame, seeds: int) -> str:
-    """A heading and a table for each configuration. Columns in which nothing is known are left out.
-
-    Args:
-        observed: rows as :func:`~swbn_lightning.runs.study.observations.observe` makes them, in the order of the lines.
-        seeds: how many trainings a line should have.
-    """
+    """A heading and a table for each configuration; ``seeds`` is how many trainings a line should have."""
     parts = []
     for config, own in observed.groupby("config", sort=False):
         title = f"{config}: {own.dataset.iloc[0]}, {own.method.iloc[0]}"
@@ -77,7 +72,6 @@ def _table(lines: list[Line], seeds: int) -> str:
         ("to `bn`, 95% over both", lambda line: _difference(line, "over_both", count)),
         (goal, _epochs if goal else lambda line: _NONE),
         ("an epoch, s", lambda line: _mean(line, "epoch_seconds", "{:.3g}")),
-        ("paper's epoch, s", lambda line: _mean(line, "paper_epoch_seconds", "{:.0f}")),
         ("fit, s", lambda line: _mean(line, "fit_seconds", "{:.0f}")),
         ("whiteness distance, start → end", lambda line: _course(line, "distance", "{:.2f}")),
         ("RMS correlation, start → end", lambda line: _course(line, "rms", "{:.3f}")),

@@ -9,9 +9,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from swbn_lightning.runs.environment import environment
 from swbn_lightning.runs.folders import RUN_FILE, write_json
-from swbn_lightning.runs.record import KEY, Record, new_id, now, record_of, to_keep
+from swbn_lightning.runs.record import KEY, Record, environment, new_id, now, record_of, to_keep
 
 PACKAGES = ("torchvision", "pytorch-lightning", "torchmetrics", "numpy")
 
