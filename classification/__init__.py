@@ -1,15 +1,15 @@
 """Many-shot image classification with any backbone and norm."""
 
 from classification.classifier import ImageClassifier
-from classification.datamodules import (
+from classification.datamodules.files import (
     CIFAR10DataModule,
     CIFAR100DataModule,
     FashionMNISTDataModule,
-    GlyphDataModule,
-    ImageFolderDataModule,
-    ImageNetDataModule,
     MNISTDataModule,
 )
+from classification.datamodules.folders import ImageFolderDataModule
+from classification.datamodules.glyphs import GlyphDataModule
+from classification.datamodules.imagenet import ImageNetDataModule
 
 __all__ = [
     "CIFAR10DataModule",

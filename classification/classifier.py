@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from classification.datamodules import ClassificationDataModule, LabelledBatch
+from classification.datamodules.base import ClassificationDataModule, LabelledBatch
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.runs.intervals import half_width
 from swbn_lightning.training.module import TrainingModule

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -29,19 +29,6 @@ class EpisodeBatch(NamedTuple):
     augmentation: Tensor  # [E, W*(K+Q), 3 or 7], what CropFlip.draw and RandomErasing.draw gave; support first
 
 
-class EvaluationTask(NamedTuple):
-    """Which episodes a split is evaluated on."""
-
-    labels: Tensor
-    class_names: tuple[str, ...]
-    settings: EpisodeSettings
-    seed: int
-
-    def whole_classes(self, labels: Tensor) -> Tensor:
-        """Of a part of the split with these ``labels``: bool ``[n]``, the classes that have enough images."""
-        return torch.bincount(labels)[labels] >= self.settings.shots + self.settings.queries
-
-
 class EpisodeDataset(EpochDataset[EpisodeBatch]):
     """``settings.episodes`` episodes; item i is a function of (seed, epoch, i) alone, images included."""
 
@@ -60,9 +47,6 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
 
     def __len__(self) -> int:
         return self.settings.episodes
-
-    def __getitem__(self, number: int) -> EpisodeBatch:
-        return self.__getitems__([number])
 
     def __getitems__(self, numbers: list[int]) -> EpisodeBatch:
         epoch = self.epoch
@@ -110,8 +94,7 @@ class EpisodicDataModule(ImageDataModule):
         crop_padding: random crop of the image padded by so many pixels, in training; 0 for none.
         flip: random horizontal flip, in training; not for letters.
         erasing: probability of an image to lose a rectangle, in training (:class:`RandomErasing`); cross attention's
-            public code has 0.5. (Its rectangles take up to 0.4 of the area, with the ratio drawn uniformly, and are
-            filled with the means of the pixels after normalisation; here up to 0.33, uniformly in the logarithm, 0.)
+            public code has 0.5, of rectangles that are a little larger.
         seed: of the training episodes; None for Lightning's global seed (``seed_everything``), or 0.
         eval_seed: of validation and test episodes. Its own, so that runs with different training seeds are
             compared on the same episodes.
@@ -122,8 +105,7 @@ class EpisodicDataModule(ImageDataModule):
 
     Raises:
         InputError: an unknown data set; a number below 1; a cache for data that have none, or a cache_dir without
-            cache; in :meth:`setup`, a root that does not hold the
-            data set, more ways than classes, a class with fewer images than shots + queries.
+            cache; in :meth:`setup`, a root that does not hold the data set, classes too few or with too few images.
     """
 
     def __init__(
@@ -151,16 +133,11 @@ class EpisodicDataModule(ImageDataModule):
         self.spec = get_dataset(dataset)
         super().__init__(self.spec.mean, self.spec.std, CropFlip(crop_padding, flip), erasing)
         self.settings = {"train": train, "val": val, "test": test}
-        for split, settings in self.settings.items():
-            settings.check(split)
+        check_episodes(self.settings, episodes_per_step)
         if image_size is not None:
             require_positive("images", image_size=image_size)
-        require_positive("data", episodes_per_step=episodes_per_step, eval_batch_size=eval_batch_size)
+        require_positive("data", eval_batch_size=eval_batch_size)
         require_not_negative("data", num_workers=num_workers, seed=seed, eval_seed=eval_seed)
-        if episodes_per_step > train.episodes:
-            raise InputError(
-                f"episodes_per_step={episodes_per_step} is more than the {train.episodes} episodes of an epoch."
-            )
         if cache_dir is not None and not cache:
             raise InputError(f"cache_dir={cache_dir!r} is for cache: true, which is not given.")
         if cache and not self.spec.cacheable:
@@ -175,10 +152,10 @@ class EpisodicDataModule(ImageDataModule):
         self.prediction: PredictionData | None = None
 
     def load(self, split: str) -> ImageSet:
-        cache = self._image_cache()
-        image_set = self.spec.load(split, self.root, self.image_size, **({} if cache is None else {"cache": cache}))
-        if cache is not None and not cache.used:
-            rank_zero_warn(f"{image_set.name}: cache: true does nothing here, {image_set.source} need no decoding.")
+        cache = {}
+        if self.cache and (self.cache_dir or self.root):  # no root: the loader says so
+            cache["cache"] = ImageCache(self.cache_dir or Path(str(self.root)) / CACHE_FOLDER)
+        image_set = self.spec.load(split, self.root, self.image_size, **cache)
         # So that no split is mistaken for another.
         source = f", from {image_set.source}" if image_set.source else ""
         rank_zero_info(f"{image_set.name}: {image_set.num_classes} classes, {len(image_set)} images{source}")
@@ -193,11 +170,6 @@ class EpisodicDataModule(ImageDataModule):
             image_set = self.image_set(split)
             EpisodeSampler(image_set.labels, **self.settings[split].shape, class_names=image_set.class_names)
 
-    def evaluation_task(self, split: str) -> EvaluationTask:
-        """Labels, class names, episode settings and seed of an evaluation split."""
-        image_set = self.image_set(split)
-        return EvaluationTask(image_set.labels, image_set.class_names, self.settings[split], self.eval_seed)
-
     @property
     def num_training_classes(self) -> int:
         """Classes of the training split."""
@@ -209,16 +181,15 @@ class EpisodicDataModule(ImageDataModule):
         return training_loader(self, dataset, self.episodes_per_step)
 
     def val_dataloader(self) -> DataLoader[ImageBatch]:
-        return self._image_loader("val")
+        return self._evaluation_loader("val")
 
     def test_dataloader(self) -> DataLoader[ImageBatch]:
-        return self._image_loader("test")
+        return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader[ImageBatch]:
         assert self.prediction is not None  # setup("predict") has been
-        numbers = torch.zeros(len(self.prediction.query), dtype=torch.int64)
-        queries = ImageSet(self.prediction.query, numbers, ("unknown",), "query")
-        return DataLoader(ImageDataset(queries), batch_size=self.eval_batch_size, collate_fn=as_is)
+        images = self.prediction.query
+        return self._image_loader(images, torch.arange(len(images)))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if isinstance(batch, EpisodeBatch):
@@ -237,19 +208,27 @@ class EpisodicDataModule(ImageDataModule):
             support=images[:, : ways * shots].unflatten(1, (ways, shots)), query=images[:, ways * shots :]
         )
 
-    def _image_cache(self) -> ImageCache | None:
-        if not self.cache or (self.root is None and self.cache_dir is None):  # no root: the loader says so
-            return None
-        return ImageCache(self.cache_dir or Path(str(self.root)) / CACHE_FOLDER)
-
-    def _image_loader(self, split: str) -> DataLoader[ImageBatch]:
+    def _evaluation_loader(self, split: str) -> DataLoader[ImageBatch]:
         image_set, s = self.image_set(split), self.settings[split]
-        order = _whole_episodes_first(image_set.labels, s.shots + s.queries)
+        return self._image_loader(image_set.images, _whole_episodes_first(image_set.labels, s.shots + s.queries))
+
+    def _image_loader(self, images: Tensor, order: Tensor) -> DataLoader[ImageBatch]:
         return DataLoader(
-            ImageDataset(image_set, order),
+            ImageDataset(images, order),
             batch_size=self.eval_batch_size,
             collate_fn=as_is,
             generator=torch.Generator(),  # DataLoader would draw from the process's stream
+        )
+
+
+def check_episodes(settings: dict[str, EpisodeSettings], episodes_per_step: int) -> None:
+    """Raise :class:`InputError` for a number below 1, and for a step of more episodes than an epoch has."""
+    for split, own in settings.items():
+        require_positive(f"{split} episodes", **own.shape, episodes=own.episodes)
+    require_positive("data", episodes_per_step=episodes_per_step)
+    if episodes_per_step > settings["train"].episodes:
+        raise InputError(
+            f"episodes_per_step={episodes_per_step} is more than the {settings['train'].episodes} episodes of an epoch."
         )
 
 

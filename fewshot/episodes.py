@@ -44,10 +44,6 @@ class EpisodeSettings:
         """``ways``, ``shots`` and ``queries``, as arguments of those names."""
         return {"ways": self.ways, "shots": self.shots, "queries": self.queries}
 
-    def check(self, split: str) -> None:
-        """Raise :class:`InputError` for a number below 1."""
-        require_positive(f"{split} episodes", **self.shape, episodes=self.episodes)
-
 
 #: Where nothing else is said.
 TRAIN, VAL, TEST = EpisodeSettings(episodes=1000), EpisodeSettings(), EpisodeSettings(episodes=2000)
@@ -67,14 +63,8 @@ class Episodes(NamedTuple):
 class EpisodeSampler:
     """Draws episodes from one list of labels; what :func:`sample_episodes` does, prepared once.
 
-    Memory is the index list and what is drawn: it does not grow with classes times episodes.
-
-    Args:
-        labels: ``[N]`` integers, any values.
-        ways: classes an episode.
-        shots: support images a class.
-        queries: query images a class.
-        class_names: names for error messages; ``class_names[label]``.
+    Memory is the index list and what is drawn: it does not grow with classes times episodes. The arguments are those of
+    :func:`sample_episodes`, and ``class_names[label]`` for error messages.
 
     Raises:
         InputError: a number below 1; more ways than classes; a class with fewer images than
@@ -99,11 +89,7 @@ class EpisodeSampler:
         self._check(class_names)
 
     def draw(self, episodes: ArrayLike, seed: int, epoch: int = 0) -> Episodes:
-        """The episodes with the given numbers (``[E]`` integers from 0).
-
-        Raises:
-            InputError: a negative seed, epoch or episode number.
-        """
+        """The episodes with the given numbers (``[E]`` integers from 0); seed and epoch are not negative."""
         numbers = np.asarray(episodes, dtype=np.int64).reshape(-1)
         if seed < 0 or epoch < 0 or (numbers.size and numbers.min() < 0):
             raise InputError(f"episodes: seed, epoch and numbers must not be negative, got {seed=}, {epoch=}.")
@@ -165,12 +151,6 @@ def sample_episodes(
         seed: any integer from 0.
         epoch: another set of episodes for the same seed.
         start: number of the first episode.
-
-    Returns:
-        ``classes [E, W]``, ``support [E, W, K]``, ``query [E, W, Q]``.
-
-    Raises:
-        InputError: as :class:`EpisodeSampler`, and for a number of episodes below 1.
     """
     require_positive("episodes", num_episodes=num_episodes)
     sampler = EpisodeSampler(labels, ways, shots, queries)

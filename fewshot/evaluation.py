@@ -1,8 +1,7 @@
-"""Scoring many episodes from features that were computed once.
+"""Scoring many episodes, drawn in bulk, from features that were computed once.
 
-Each image of a split is embedded once; episodes are drawn in bulk and scored in chunks. Valid whenever an
-image's feature does not depend on the images beside it, that is, with evaluation statistics and without
-random augmentation. Where it does, each episode's images are embedded together, episode by episode.
+Valid whenever an image's feature does not depend on the images beside it, that is, with evaluation statistics and
+without random augmentation. Where it does, each episode's images are embedded together, episode by episode.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,9 @@ from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.health import check_running_statistics
 from swbn_lightning.runs.intervals import half_width
 
-# Most bytes that one chunk of episodes takes, features and what the head makes of them: small enough to stay near the
-# caches (256 MiB took five times as long on a CPU).
-_CHUNK_BYTES = 16 * 2**20
+# Of the features of a chunk of episodes: with what a head makes of them, some 16 MiB, which stay near the caches (256
+# MiB took five times as long on a CPU).
+_CHUNK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ def evaluate_episodes(
     """Accuracy of ``head`` on episodes ``0 .. num_episodes - 1`` of ``seed`` over cached features.
 
     The head is run in evaluation mode. The size of the chunks changes accuracies only where two logits of a query agree
-    to within rounding, about 1e-6 of their size, and the loss in its last digits at most: a product of another size may
-    go through another kernel, on a GPU and, for the small maps of cross attention, on a CPU.
+    to within rounding, about 1e-6 of their size, and the loss in its last digits at most.
 
     Args:
         features: ``[N, C]`` (or ``[N, C, h, w]`` for a head that takes maps), one row an image.
@@ -95,8 +93,7 @@ def evaluate_episodes(
         queries: ``Q``, query images a class.
         num_episodes: how many; a longer evaluation begins with the episodes of a shorter one.
         seed: of the episodes.
-        chunk_size: episodes scored at once; the default keeps a chunk, with what the head says that it makes of it
-            (:meth:`~fewshot.heads.EpisodeHead.values_per_episode`), under 16 MiB, or is 2.
+        chunk_size: episodes scored at once; by default as many as have 4 MiB of features.
         class_names: for error messages.
         embed: makes features of what ``features`` then holds, say images, a whole episode at a time: support
             ``[W*K, ...]``, then queries ``[W*Q, ...]``. For networks that normalise by their batch in evaluation too;
@@ -117,17 +114,18 @@ def evaluate_episodes(
     if embed is not None:
         chunk_size = 1
     elif chunk_size is None:
-        chunk_size = _chunk_size(head, features, ways, shots, queries)
+        size = ways * (shots + queries) * features[0].numel() * features.element_size()
+        chunk_size = max(1, _CHUNK_BYTES // size)
     require_positive("evaluate_episodes", chunk_size=chunk_size)
     classes, right, losses = [], [], []
-    with _evaluation_mode(head):
+    with evaluating(head):
         for start in range(0, num_episodes, chunk_size):
             episodes = sampler.draw(range(start, min(start + chunk_size, num_episodes)), seed)
             support, query = (rows.to(features.device) for rows in (episodes.support, episodes.query.flatten(1)))
             support, query = features[support], features[query]
             if embed is not None:
                 support, query = _embedded_together(embed, support, query)
-            scored = score(head, support, query, alone=embed is not None)
+            scored = score(head, support, query)
             classes.append(episodes.classes)
             right.append(scored[0].cpu())
             losses.append(scored[1].cpu())
@@ -136,26 +134,22 @@ def evaluate_episodes(
     )
 
 
-def score(head: nn.Module, support: Tensor, query: Tensor, alone: bool = False) -> tuple[Tensor, Tensor]:
-    """How a head in evaluation mode does on episodes of features: no episode's figures depend on another.
-
-    Args:
-        head: as in :func:`evaluate_episodes`.
-        support: ``[E, W, K, ...]``.
-        query: ``[E, W*Q, ...]``, class after class.
-        alone: a single episode may be given by itself. By default it is scored beside its copy, so that its figures are
-            those that it has among others; a head that normalises by its batch would see the copy.
-
-    Returns:
-        Queries of each class that were right ``[E, W]`` (int64), and the queries' mean cross-entropy ``[E]`` (float64).
+def score(head: nn.Module, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Of episodes of features, support ``[E, W, K, ...]`` and query ``[E, W*Q, ...]``, for a head in evaluation mode:
+    queries of each class that were right ``[E, W]`` (int64), and the queries' mean cross-entropy ``[E]`` (float64).
     """
-    logits = (head(support, query) if alone else _two_at_least(head, support, query)).float()
-    ways = support.shape[1]
+    logits = head(support, query).float()
     _check_finite(logits, "logits")
-    target = torch.arange(ways, device=logits.device).repeat_interleave(query.shape[1] // ways)
-    right = (logits.argmax(-1) == target).unflatten(1, (ways, -1)).sum(-1)
+    target = query_targets(support, query)
+    right = (logits.argmax(-1) == target).unflatten(1, (support.shape[1], -1)).sum(-1)
     losses = F.cross_entropy(logits.mT, target.expand(len(logits), -1), reduction="none")
     return right, losses.double().mean(-1)
+
+
+def query_targets(support: Tensor, query: Tensor) -> Tensor:
+    """``[W*Q]``: the class inside its episode of every query of ``[E, W*Q, ...]``, for support ``[E, W, ...]``."""
+    ways = support.shape[1]
+    return torch.arange(ways, device=query.device).repeat_interleave(query.shape[1] // ways)
 
 
 def episode_result(
@@ -169,20 +163,11 @@ def episode_result(
     queries: int,
     seed: int,
 ) -> EpisodeResult:
-    """The result of scored episodes, all on the CPU.
-
-    Args:
-        head: that scored them.
-        labels: that there are; of each one counts.
-        classes: ``[E, W]``, label values.
-        right: ``[E, W]``, as :func:`score` gives it.
-        losses: ``[E]``, as :func:`score` gives it.
-        shots: ``K``.
-        queries: ``Q``.
-        seed: of the episodes.
-    """
+    """The result of episodes with ``classes [E, W]`` out of ``labels``, as :func:`score` gave them; all on the CPU."""
     ways = classes.shape[1]
-    values, class_accuracies = _by_class(labels, classes, right, queries)
+    values = torch.as_tensor(labels).unique().cpu().long()
+    places = torch.searchsorted(values, classes).flatten()
+    hits = torch.bincount(places, right.flatten().double(), minlength=len(values))
     return EpisodeResult(
         accuracies=right.sum(1).double() / (ways * queries),
         loss=losses.mean().item(),
@@ -191,46 +176,19 @@ def episode_result(
         queries=queries,
         seed=seed,
         classes=values,
-        class_accuracies=class_accuracies,
+        class_accuracies=hits / (torch.bincount(places, minlength=len(values)) * queries),
         transductive=isinstance(head, EpisodeHead) and head.transductive,
     )
 
 
 def _check_finite(values: Tensor, what: str) -> None:
-    """Raise :class:`InputError` where values hold a NaN or an infinity.
-
-    Args:
-        values: ``[N, ...]``.
-        what: they are, for the message: "features".
-    """
+    """Raise :class:`InputError` where ``values [N, ...]`` hold a NaN or an infinity."""
     if not torch.isfinite(values).all():
         bad = (~torch.isfinite(values)).flatten(1).any(1).nonzero().flatten()
         raise InputError(
             f"{len(bad)} of {len(values)} {what} are not finite, the first of number {int(bad[0])}: no accuracy can be "
             "read off them. Look for weights that are NaN, or use a wider precision."
         )
-
-
-def _by_class(labels: Tensor, classes: Tensor, right: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """The distinct labels, and the accuracy of each: of its ``queries`` in an episode ``right [E, W]`` were right."""
-    values = torch.as_tensor(labels).unique().cpu().long()
-    places = torch.searchsorted(values, classes).flatten()
-    hits = torch.bincount(places, right.flatten().double(), minlength=len(values))
-    return values, hits / (torch.bincount(places, minlength=len(values)) * queries)
-
-
-def _chunk_size(head: nn.Module, features: Tensor, ways: int, shots: int, queries: int) -> int:
-    measured = head if isinstance(head, EpisodeHead) else EpisodeHead()
-    values = measured.values_per_episode(ways, shots, queries, features.shape[1:])
-    # Heads work in float32 at least; a chunk of one would be scored as two.
-    return max(2, _CHUNK_BYTES // (values * max(4, features.element_size())))
-
-
-def _two_at_least(head: nn.Module, support: Tensor, query: Tensor) -> Tensor:
-    """Logits; an episode by itself is scored beside its copy, for a product with one row is summed in another order."""
-    if len(support) > 1:
-        return head(support, query)
-    return head(support.expand(2, *support.shape[1:]), query.expand(2, *query.shape[1:]))[:1]
 
 
 def _embedded_together(embed: Callable[[Tensor], Tensor], support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,11 +199,12 @@ def _embedded_together(embed: Callable[[Tensor], Tensor], support: Tensor, query
 
 
 @contextmanager
-def _evaluation_mode(head: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in head.modules()]
-    head.eval()
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode within; afterwards every part is in the mode in which it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for part, mode in modes:
+            part.training = mode

@@ -1,6 +1,5 @@
 """Naming one's own images from a handful of examples: the data of ``predict`` and its table."""
 
-import csv
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +19,7 @@ from swbn_lightning.data.folders import image_files, load_class_folders
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import table_console
+from swbn_lightning.files.writing import csv_text, write_output
 
 PREDICTIONS_FILE = "predictions.csv"
 
@@ -40,18 +40,9 @@ class PredictionData(NamedTuple):
 def load_prediction_data(
     support: str | None, query: str | None, image_size: int, channels: int, from_file: Callable[[Tensor], Tensor]
 ) -> PredictionData:
-    """Read the support folder ``<class>/<image>`` and the query images.
+    """Read the support folder ``<class>/<image>`` and the query images, a folder of them or one.
 
-    Args:
-        support: one folder a class, with the same number of images in each.
-        query: a folder of images, or one image.
-        image_size: side to which images are resized.
-        channels: 3 for RGB, 1 for gray.
-        from_file: what the data set that was learnt from does to the pixels of its files.
-
-    Raises:
-        InputError: a path that is not given, missing, without images or no regular file; classes with unequal numbers
-            of images.
+    ``from_file`` is what the data set that was learnt from does to the pixels of its files.
     """
     if support is None or query is None:
         raise InputError(
@@ -108,18 +99,14 @@ class PredictionTable(pl.Callback):
         console = table_console()
         console.print(table)
         if trainer.loggers and trainer.log_dir:
-            path = _write(Path(trainer.log_dir), files, names, probabilities)
+            path = write_output(Path(trainer.log_dir) / PREDICTIONS_FILE, _table(files, names, probabilities))
             console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _write(folder: Path, files: list[str], names: tuple[str, ...], probabilities: Tensor) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / PREDICTIONS_FILE
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "class", "probability", *names])
-        for image, row in zip(files, probabilities, strict=True):
-            values = [f"{value:.6f}" for value in row.tolist()]
-            best = int(row.argmax())
-            writer.writerow([image, names[best], values[best], *values])
-    return path
+def _table(files: list[str], names: tuple[str, ...], probabilities: Tensor) -> str:
+    rows = []
+    for image, row in zip(files, probabilities, strict=True):
+        values = [f"{value:.6f}" for value in row.tolist()]
+        best = int(row.argmax())
+        rows.append([image, names[best], values[best], *values])
+    return csv_text(("image", "class", "probability", *names), rows)

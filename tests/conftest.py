@@ -63,12 +63,13 @@ def _letters_are_drawn_once():
 @pytest.fixture(scope="session")
 def tiny_cifar100(tmp_path_factory) -> Path:
     """A root that holds ``cifar-100-python`` with all 100 classes, 20 + 4 noise images of each."""
-    from fewshot.datasets.cifar_fs import cifar_fs_classes
+    from fewshot.datasets.cifar_fs import CIFAR_FS_CLASSES
+    from fewshot.datasets.forms import classes_of
 
     root = tmp_path_factory.mktemp("cifar")
     folder = root / "cifar-100-python"
     folder.mkdir()
-    names = sorted(name for split in ("train", "val", "test") for name in cifar_fs_classes(split))
+    names = sorted(name for split in ("train", "val", "test") for name in classes_of(CIFAR_FS_CLASSES, split))
     rng = np.random.default_rng(0)
     for part, each in (("train", 20), ("test", 4)):
         labels = np.repeat(np.arange(100), each)
@@ -85,13 +86,13 @@ def tiny_cifar100(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_mini_imagenet(tmp_path_factory) -> Path:
     """A root with learn2learn's pickles of mini-ImageNet: 16 noise images of 21x21 of each of the 100 classes."""
+    from fewshot.datasets.folders import MINI_IMAGENET_CLASSES
     from fewshot.datasets.forms import classes_of
-    from fewshot.datasets.mini_imagenet import CLASSES
 
     root = tmp_path_factory.mktemp("mini_imagenet")
     rng = np.random.default_rng(0)
     for split, file in (("train", "train"), ("val", "validation"), ("test", "test")):
-        names = classes_of(CLASSES, split)
+        names = classes_of(MINI_IMAGENET_CLASSES, split)
         numbers = {name: list(range(16 * place, 16 * place + 16)) for place, name in enumerate(names)}
         data = rng.integers(0, 256, (16 * len(names), 21, 21, 3), np.uint8)
         content = {"image_data": data, "class_dict": numbers}

@@ -34,7 +34,7 @@ class RawBatch(NamedTuple):
 
 
 class LabelledDataset(Dataset[LabelledBatch]):
-    """A split image by image; a whole batch is one gather."""
+    """A split in memory; a whole batch is one gather."""
 
     def __init__(self, image_set: ImageSet) -> None:
         self.image_set = image_set
@@ -42,19 +42,13 @@ class LabelledDataset(Dataset[LabelledBatch]):
     def __len__(self) -> int:
         return len(self.image_set)
 
-    def __getitem__(self, number: int) -> LabelledBatch:
-        return self.__getitems__([number])
-
     def __getitems__(self, numbers: list[int]) -> LabelledBatch:
         index = torch.tensor(numbers)
         return LabelledBatch(take(self.image_set.images, index), self.image_set.labels[index])
 
 
 class TrainingDataset(EpochDataset[RawBatch]):
-    """The training split with its augmentation; image i is a function of (seed, epoch, i) alone.
-
-    So it does not depend on the batch it is in, nor on the number of workers and processes.
-    """
+    """The training split with its augmentation; image i is a function of (seed, epoch, i) alone."""
 
     def __init__(self, image_set: ImageSet, crop_flip: CropFlip, erasing: RandomErasing, seed: int) -> None:
         super().__init__()
@@ -65,9 +59,6 @@ class TrainingDataset(EpochDataset[RawBatch]):
 
     def __len__(self) -> int:
         return len(self.image_set)
-
-    def __getitem__(self, number: int) -> RawBatch:
-        return self.__getitems__([number])
 
     def __getitems__(self, numbers: list[int]) -> RawBatch:
         self._draw()
@@ -91,12 +82,11 @@ class ClassificationDataModule(ImageDataModule):
     """Batches of labelled images. A data set is a subclass with :meth:`load` and :attr:`num_classes`.
 
     A split lies in memory as uint8; a training batch is gathered there and augmented as a whole on the device that
-    trains: crop and flip, normalisation, erasing (whose rectangles so get the mean colour), in that order. A subclass
-    whose images do not fit into memory gives :meth:`training_dataset` and :meth:`evaluation_dataset` instead.
+    trains. A subclass whose images do not fit into memory gives :meth:`training_dataset` and
+    :meth:`evaluation_dataset` instead.
 
     In a loop of one's own ``train_dataloader().sampler.set_epoch(epoch)`` must be called before each epoch, or all have
-    one order. Each process of a distributed training takes other images. All training batches have the same size: what
-    is left at an epoch's end is used in another epoch, as the order is another one.
+    one order. Each process of a distributed training takes other images. All training batches have the same size.
 
     Args:
         mean: of the training pixels, per channel, in [0, 1].
@@ -192,11 +182,7 @@ class ClassificationDataModule(ImageDataModule):
             raise InputError(f"the {split} split has {count} images, too few for {world} processes.")
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """There is none.
-
-        Raises:
-            InputError: always.
-        """
+        """There is none; says where there is."""
         raise InputError(
             "predict names images by a support folder, with a few-shot model (fewshot.…); an image classifier is "
             "tested on labelled images: swbn test."
@@ -228,10 +214,7 @@ class ClassificationDataModule(ImageDataModule):
     def sample_images(self, count: int, split: str | None = None, seed: int = 0) -> Tensor:
         """A fixed random sample, normalised, without augmentation: float ``[min(count, N), C, H, W]`` on the CPU.
 
-        Args:
-            count: images.
-            split: by default ``"val"``, or ``"train"`` where nothing is held out.
-            seed: of the choice.
+        By default of ``"val"``, or of ``"train"`` where nothing is held out.
         """
         dataset = self.evaluation_dataset(split or ("val" if self.has_validation else "train"))
         generator = torch.Generator().manual_seed(seed)
@@ -263,8 +246,7 @@ class HeldOutDataModule(ClassificationDataModule):
         kwargs: as :class:`ClassificationDataModule`.
 
     Raises:
-        InputError: as :class:`ClassificationDataModule`; a share outside [0, 1); in :meth:`setup`, a share that holds
-            out no image.
+        InputError: as :class:`ClassificationDataModule`; a share outside [0, 1), or one that holds out no image.
     """
 
     def __init__(self, val_share: float = 0.1, split_seed: int = 0, **kwargs: Any) -> None:
@@ -292,11 +274,7 @@ def check_share(name: str, share: float) -> None:
 
 
 def held_out_parts(labels: Tensor, name: str, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """As :func:`~swbn_lightning.data.images.hold_out`.
-
-    Raises:
-        InputError: a share above 0 that holds out no image.
-    """
+    """As :func:`~swbn_lightning.data.images.hold_out`; a share that holds out no image is an error."""
     kept, held = hold_out(labels, share, seed)
     if not len(held):
         classes = len(labels.unique())

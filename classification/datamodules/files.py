@@ -23,7 +23,7 @@ from swbn_lightning.data.cifar import (
     read_cifar10,
     read_cifar100,
 )
-from swbn_lightning.data.files import find_files
+from swbn_lightning.data.files import checked_root, shown_content
 from swbn_lightning.data.idx import (
     FASHION_MNIST_MEAN,
     FASHION_MNIST_STD,
@@ -105,8 +105,26 @@ class FileDataModule(HeldOutDataModule):
         return ImageSet(images, labels, names, f"{self.dataset_name}/{part}")
 
     def _find(self) -> dict[str, Path]:
-        hint = "" if self.download else "Where there is a network, `--data.download true` fetches them."
-        return find_files(self.dataset_name, self.root, self.folder, self.files, self.packed, hint)
+        """The paths of all files, which lie in ``root/folder`` or in ``root`` itself."""
+        base = checked_root(self.dataset_name, self.root, self._expected)
+        for place in (base / self.folder, base):
+            here = {}
+            for file in self.files:
+                paths = (place / file, place / f"{file}{self.packed}")
+                if found := [path for path in paths if path.is_file()]:
+                    here[file] = found[0]
+            if len(here) == len(self.files):
+                return here
+            if here:
+                missing = ", ".join(file for file in self.files if file not in here)
+                raise InputError(f"{self.dataset_name}: {place} lacks {missing}. {self._expected(base)}")
+        content = f"nothing usable in {base} (it holds {shown_content(base)})"
+        raise InputError(f"{self.dataset_name}: {content}. {self._expected(base)}")
+
+    def _expected(self, base: Path) -> str:
+        either = f" (each plain or {self.packed})" if self.packed else ""
+        hint = "" if self.download else " Where there is a network, `--data.download true` fetches them."
+        return f"Expected {base / self.folder}/ with {', '.join(self.files)}{either}.{hint}"
 
 
 class MNISTDataModule(FileDataModule):
@@ -114,11 +132,7 @@ class MNISTDataModule(FileDataModule):
 
     From ``ROOT/MNIST/raw/``: four IDX files, plain or with the suffix ``.gz``.
 
-    Args:
-        kwargs: as :class:`FileDataModule`.
-
-    Raises:
-        InputError: as :class:`FileDataModule`.
+    Arguments and errors as :class:`FileDataModule`.
     """
 
     dataset_name, folder, files, packed = "mnist", "MNIST/raw", IDX_FILES, ".gz"
@@ -139,11 +153,7 @@ class FashionMNISTDataModule(MNISTDataModule):
 
     From ``ROOT/FashionMNIST/raw/``: four IDX files, plain or with the suffix ``.gz``. They have the names of MNIST's.
 
-    Args:
-        kwargs: as :class:`FileDataModule`.
-
-    Raises:
-        InputError: as :class:`FileDataModule`.
+    Arguments and errors as :class:`FileDataModule`.
     """
 
     dataset_name, folder = "fashion-mnist", "FashionMNIST/raw"
@@ -158,11 +168,7 @@ class CIFAR10DataModule(FileDataModule):
     From ``ROOT/cifar-10-batches-py/``: five training batches, a test batch and the names of the classes. Pickles, read
     by an unpickler that admits arrays, lists and strings alone.
 
-    Args:
-        kwargs: as :class:`FileDataModule`.
-
-    Raises:
-        InputError: as :class:`FileDataModule`; a pickle that names anything else.
+    Arguments and errors as :class:`FileDataModule`.
     """
 
     dataset_name, folder, files = "cifar10", "cifar-10-batches-py", CIFAR10_FILES
@@ -182,11 +188,7 @@ class CIFAR100DataModule(FileDataModule):
     From ``ROOT/cifar-100-python/``: ``train``, ``test`` and ``meta``. Pickles, read by an unpickler that admits arrays,
     lists and strings alone.
 
-    Args:
-        kwargs: as :class:`FileDataModule`.
-
-    Raises:
-        InputError: as :class:`FileDataModule`; a pickle that names anything else.
+    Arguments and errors as :class:`FileDataModule`.
     """
 
     dataset_name, folder, files = "cifar100", "cifar-100-python", CIFAR100_FILES

@@ -6,9 +6,15 @@ from typing import Any
 from classification.datamodules.base import ClassificationDataModule, check_share, held_out_parts
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.files import checked_root
-from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, list_class_folders, require_classes
-from swbn_lightning.data.listing import ImageListing, check_apart, load_listing
-from swbn_lightning.data.split_folders import split_folders
+from swbn_lightning.data.folders import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    class_folders,
+    list_class_folders,
+    require_classes,
+    split_folders,
+)
+from swbn_lightning.data.listing import ImageListing, load_listing, require_distinct_files
 from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
 VAL_SHARE, TEST_SHARE = 0.1, 0.2
@@ -84,8 +90,8 @@ class ImageFolderDataModule(ClassificationDataModule):
         folders = self._folders()
         training = _training_folder(folders)
         if split != "train" and split in folders:
-            names = [folder.name for folder in class_folders(training)]
-            require_classes("images", folders[split], names, str(training))
+            found, wanted = ([own.name for own in class_folders(place)] for place in (folders[split], training))
+            require_classes("images", folders[split], found, wanted, str(training))
             return self._read(folders, split)
         if split not in self._parts:
             self._parts = self._divide(self._read(folders, "train"), self._shares(folders))
@@ -97,7 +103,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         if not self._listings:  # all, so that training tells of images that are the test's, too
             places = folders if "train" in folders else {"train": folders["all"]}
             listings = {own: list_class_folders(folder, f"images/{own}") for own, folder in places.items()}
-            check_apart("images", {own: _named_for(own, listing) for own, listing in listings.items()})
+            require_distinct_files("images", {own: listing.files for own, listing in listings.items()})
             self._listings = listings
         return load_listing(self._listings[split], f"images/{split}", self.image_size, self.channels)
 
@@ -137,11 +143,6 @@ class ImageFolderDataModule(ClassificationDataModule):
 
 def _training_folder(folders: dict[str, Path]) -> Path:
     return folders["train"] if "train" in folders else folders["all"]
-
-
-def _named_for(split: str, listing: ImageListing) -> ImageListing:
-    """With names of the split's own: here its classes are those of the others."""
-    return ImageListing({f"{split}/{name}": files for name, files in listing.classes.items()}, listing.root)
 
 
 def _expected(root: Path) -> str:

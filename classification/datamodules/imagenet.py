@@ -1,7 +1,6 @@
 """ImageNet, and other class folders too large for memory: images are read when they are needed."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,18 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from classification.datamodules.base import HeldOutDataModule, LabelledBatch
-from swbn_lightning.data import ImageSet
 from swbn_lightning.data.decode import open_image
 from swbn_lightning.data.files import checked_root, shown_content
-from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD, class_folders, class_images, require_classes
+from swbn_lightning.data.folders import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    class_folders,
+    class_images,
+    require_classes,
+    split_folders,
+)
+from swbn_lightning.data.listing import require_distinct_files
 from swbn_lightning.data.order import EpochDataset, stream_seed
-from swbn_lightning.data.split_folders import split_folders
 from swbn_lightning.errors import InputError, require_positive
 
 Transform = Callable[[Image.Image], Tensor]
@@ -36,19 +41,13 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __iter__(self) -> Iterator[str]:
+        for label, name in zip(self.labels.tolist(), self.names, strict=True):
+            yield f"{self.root}/{self.class_names[label]}/{name}"
+
     def open(self, number: int) -> Image.Image:
         """Image ``number``, RGB."""
-        return open_image(self.path(number), channels=3)
-
-    def path(self, number: int) -> Path:
-        """Of image ``number``."""
-        return self.root / self.class_names[int(self.labels[number])] / str(self.names[number])
-
-    def identities(self) -> np.ndarray:
-        """uint64 ``[N, 2]``, the same for the same file, by whatever link: its number and its device."""
-        classes = [self.class_names[label] for label in self.labels.tolist()]
-        found = (os.stat(f"{self.root}/{own}/{name}") for own, name in zip(classes, self.names, strict=True))  # noqa: PTH116 - a million
-        return np.array([(file.st_ino, file.st_dev) for file in found], np.uint64).reshape(-1, 2)
+        return open_image(self.root / self.class_names[int(self.labels[number])] / str(self.names[number]), channels=3)
 
 
 class ImageFileDataset(EpochDataset[LabelledBatch]):
@@ -64,9 +63,6 @@ class ImageFileDataset(EpochDataset[LabelledBatch]):
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-    def __getitem__(self, position: int) -> LabelledBatch:
-        return self.__getitems__([position])
 
     def __getitems__(self, positions: list[int]) -> LabelledBatch:
         numbers = self.numbers[positions]
@@ -147,12 +143,6 @@ class ImageNetDataModule(HeldOutDataModule):
     def num_classes(self) -> int:
         return len(class_folders(self._folder("train")))
 
-    def load(self, split: str) -> ImageSet:
-        """A whole split in memory, as it is evaluated: 150 kB an image. Training and evaluation do not need it."""
-        dataset = self.evaluation_dataset(split)
-        batch = dataset.__getitems__(list(range(len(dataset))))
-        return ImageSet(batch.images, batch.labels, dataset.files.class_names, f"imagenet/{split}")
-
     def training_dataset(self) -> ImageFileDataset:
         return ImageFileDataset(*self._split("train"), self._training, self.training_seed)
 
@@ -169,49 +159,26 @@ class ImageNetDataModule(HeldOutDataModule):
         return files, numbers[split]
 
     def _listed(self, name: str) -> ImageFiles:
-        if name not in self._files:
-            folder = self._folder(name)
-            if name != "train":
-                train = self._folder("train")
-                require_classes("imagenet", folder, (p.name for p in class_folders(train)), str(train))
-            found = ImageFiles(folder)
-            others = [self._files["train"]] if name != "train" and "train" in self._files else []
-            if name == "train" and self._has_val():  # so that training tells of images that are the test's, too
-                others = [ImageFiles(self._folder("val"))]
-            _require_apart([found, *others])
-            self._files[name] = found
+        self._folder(name)  # is there
+        if not self._files:  # both, so that training tells of images that are the test's, too
+            self._files = {own: ImageFiles(found) for own, found in self._folders().items() if own in ("train", "val")}
+            train = self._files.get("train")
+            if train is not None and "val" in self._files:
+                val = self._files["val"]
+                require_classes("imagenet", val.root, val.class_names, train.class_names, str(train.root))
+            require_distinct_files("imagenet", self._files)
         return self._files[name]
 
-    def _has_val(self) -> bool:
-        return "val" not in self._files and (checked_root("imagenet", self.root, _expected) / "val").is_dir()
-
     def _folder(self, name: str) -> Path:
-        root = checked_root("imagenet", self.root, _expected)
-        # ILSVRC's archives leave other folders beside; both splits are required, so none can stand in for them.
-        found = split_folders("imagenet", root, beside=None)
+        found = self._folders()
         if name not in found:
+            root = checked_root("imagenet", self.root, _expected)
             raise InputError(f"imagenet: {root} has no {name}/ (it holds {shown_content(root)}). {_expected(root)}")
         return found[name]
 
-
-def _require_apart(parts: list[ImageFiles]) -> None:
-    """As :func:`~swbn_lightning.data.listing.check_apart`, in arrays: a million files are usual here."""
-    keys = np.concatenate([part.identities() for part in parts])
-    order = np.lexsort(keys.T)
-    same = (keys[order[1:]] == keys[order[:-1]]).all(axis=1) & (keys[order[1:], 0] > 0)
-    if same.any():
-        place = int(same.argmax())
-        both = sorted((int(order[place]), int(order[place + 1])))
-        first, second = (_path_of(parts, number) for number in both)
-        raise InputError(f"imagenet: {first} and {second} are one and the same file.")
-
-
-def _path_of(parts: list[ImageFiles], number: int) -> Path:
-    for part in parts:
-        if number < len(part):
-            return part.path(number)
-        number -= len(part)
-    raise IndexError(number)
+    def _folders(self) -> dict[str, Path]:
+        # ILSVRC's archives leave other folders beside; both splits are required, so none can stand in for them.
+        return split_folders("imagenet", checked_root("imagenet", self.root, _expected), beside=None)
 
 
 def _expected(root: Path) -> str:

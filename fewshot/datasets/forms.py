@@ -10,12 +10,16 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from swbn_lightning.data import ImageSet
 from swbn_lightning.data.files import shown_content
-from swbn_lightning.data.folders import class_folders, image_files, list_class_folders, require_names
+from swbn_lightning.data.folders import (
+    class_folders,
+    image_files,
+    list_class_folders,
+    split_folders,
+    split_of,
+)
 from swbn_lightning.data.listing import ImageListing, check_apart
 from swbn_lightning.data.lists import Contained, list_images, read_class_list
-from swbn_lightning.data.split_folders import split_folders, split_of
 from swbn_lightning.errors import InputError
 
 SPLITS = ("train", "val", "test")
@@ -30,7 +34,7 @@ IMAGE_PLACES = (
 )
 """Where below a root an image of a ``filename,label`` list may lie; ``<split>/<label>/<filename>`` besides."""
 
-BESIDE = ("images", "splits", "csv", "cifar-100-python", "cifar_fs", "cifar-fs", "fc100", "FC100")
+BESIDE = ("images", "splits", "csv", "cifar-100-python", "cifar-fs", "fc100")
 """Folders that may lie beside those of the splits: parts of the other forms, which a root may hold too."""
 
 
@@ -58,9 +62,7 @@ def check_split(name: str, split: str) -> None:
 def find_lists(
     name: str, root: Path, split: str, suffix: str, folders: Sequence[str] = LIST_FOLDERS
 ) -> dict[str, Path] | None:
-    """The lists of all splits that are there, ``{train,val,test}<suffix>`` in the first of ``folders`` that has one.
-
-    By any of their :data:`~swbn_lightning.data.split_folders.SPLIT_NAMES`.
+    """The lists of all splits, ``{train,val,test}<suffix>`` in the first of ``folders`` that has one.
 
     Raises:
         InputError: there are some, but not that of ``split``; two of one split.
@@ -87,10 +89,6 @@ def find_image_lists(name: str, root: Path, split: str) -> Found | None:
     """``{train,val,test}.csv`` with the columns filename and label, and the images that they name.
 
     All lists that are there are read, to see that the splits share no class and no file.
-
-    Raises:
-        InputError: the lists of other splits are there but not this one; as
-            :func:`~swbn_lightning.data.lists.list_images` and :func:`~swbn_lightning.data.listing.check_apart`.
     """
     lists = find_lists(name, root, split, ".csv")
     if lists is None:
@@ -101,12 +99,7 @@ def find_image_lists(name: str, root: Path, split: str) -> Found | None:
 
 
 def find_class_lists(name: str, root: Path, split: str) -> Found | None:
-    """``{train,val,test}.txt`` with a class name a line, and class folders in the root or in ``images/``.
-
-    Raises:
-        InputError: the lists of other splits are there but not this one; a class without a folder or images; as
-            :func:`~swbn_lightning.data.lists.read_class_list` and :func:`~swbn_lightning.data.listing.check_apart`.
-    """
+    """``{train,val,test}.txt`` with a class name a line, and class folders in the root or in ``images/``."""
     lists = find_lists(name, root, split, ".txt")
     if lists is None:
         return None
@@ -117,16 +110,7 @@ def find_class_lists(name: str, root: Path, split: str) -> Found | None:
 
 
 def find_split_folders(name: str, bases: Iterable[Path], split: str) -> Found | None:
-    """``train|val|test/<class>/<image>`` below the first of ``bases`` that has one of these folders.
-
-    By any of their :data:`~swbn_lightning.data.split_folders.SPLIT_NAMES`.
-
-    Raises:
-        InputError: the folders of other splits are there but not this one; as
-            :func:`~swbn_lightning.data.split_folders.split_folders`,
-            :func:`~swbn_lightning.data.folders.list_class_folders` and
-            :func:`~swbn_lightning.data.listing.check_apart`.
-    """
+    """``train|val|test/<class>/<image>`` below the first of ``bases`` that has one of these folders."""
     for base in bases:
         folders = split_folders(name, base, BESIDE) if base.is_dir() else {}
         if folders:
@@ -138,36 +122,9 @@ def find_split_folders(name: str, bases: Iterable[Path], split: str) -> Found | 
     return None
 
 
-def find_pickle(root: Path, names: Sequence[str]) -> Path | None:
-    """The first of these files that is there, in the root."""
-    return next((root / name for name in names if (root / name).is_file()), None)
-
-
 def nothing_usable(name: str, root: Path, expected: Callable[[Path], str]) -> InputError:
     """The error for a root that holds none of a data set's forms."""
     return InputError(f"{name}: nothing usable in {root} (it holds {shown_content(root)}). {expected(root)}")
-
-
-def require_split_classes(name: str, image_set: ImageSet | ImageListing, where: Path, split: str, file: str) -> None:
-    """Raise :class:`InputError` unless these are the classes of the split in the class list ``file``.
-
-    Where the files do not name the classes (``"label 7"``), their number is what can be checked.
-    """
-    found = image_set.class_names if isinstance(image_set, ImageSet) else tuple(image_set.classes)
-    wanted = classes_of(file, split)
-    if all(label.startswith("label ") for label in found):
-        require_count(name, len(found), len(wanted), where, split)
-    else:
-        require_names(name, where, found, wanted, f"the {split} split")
-
-
-def require_count(name: str, found: int, wanted: int, where: Path, split: str) -> None:
-    """Raise :class:`InputError` unless a split has as many classes as it should."""
-    if found != wanted:
-        raise InputError(
-            f"{name}: {where} holds {found} classes, but the {split} split of {name} has {wanted}. "
-            "For a division of one's own there is the data set 'folders'."
-        )
 
 
 def _image_places(root: Path, split: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Omniglot: 1,623 hand-drawn characters of 50 alphabets, 20 drawings of each (Lake et al., Science 2015)."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,11 +10,10 @@ from torch import Tensor
 from fewshot.datasets.forms import LIST_FOLDERS, SPLITS, Found, check_split, find_lists, nothing_usable
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.cache import ImageCache
-from swbn_lightning.data.files import checked_root, shown_content
+from swbn_lightning.data.files import checked_root
 from swbn_lightning.data.folders import class_folders, class_images
 from swbn_lightning.data.listing import ImageListing, check_apart, load_listing
 from swbn_lightning.data.lists import read_class_list
-from swbn_lightning.data.split_folders import split_folders
 from swbn_lightning.errors import InputError
 
 OMNIGLOT_MEAN, OMNIGLOT_STD = 0.0805, 0.218
@@ -23,7 +23,6 @@ BACKGROUND = ("images_background", "images_background_small1", "images_backgroun
 EVALUATION = ("images_evaluation",)
 POOL = "data"  # where Snell et al.'s code keeps all alphabets together
 BASES = ("", "omniglot-py")  # the second is torchvision's
-BESIDE = (*BACKGROUND, *EVALUATION, POOL, *BASES, "splits")  # what may lie beside folders of splits
 LISTS = (*LIST_FOLDERS, "splits/vinyals")
 
 HELD_OUT = 0.2
@@ -53,7 +52,6 @@ def load_omniglot(
             - ``{train,val,test}.txt`` (in the root, ``splits/`` or ``splits/vinyals/``), a line
               ``alphabet/character`` each, as Snell et al. publish Vinyals et al.'s, whose lines go on ``/rot090``; and
               the alphabets in the sets below or in ``data/``;
-            - folders ``train|val|test/<alphabet>/<character>/<image>``;
             - Lake et al.'s zips, unpacked: ``images_background/`` (or its small sets, or several of them) and
               ``images_evaluation/``, each ``<alphabet>/<character>/<image>``. A character that is in several background
               sets is one class, and a drawing in several of them is taken once.
@@ -73,7 +71,7 @@ def load_omniglot(
     folder = checked_root("omniglot", root, _expected)
     found = None
     for base in (folder / inner for inner in BASES):
-        found = found or _listed(folder, base, split) or _split_folders(base, split) or _sets(base, split)
+        found = found or _listed(folder, base, split) or _sets(base, split)
     if found is None:
         raise nothing_usable("omniglot", folder, _expected)
     name = f"omniglot/{split}"
@@ -82,11 +80,7 @@ def load_omniglot(
     return _rotated(strokes) if rotations else strokes
 
 
-def load_rotated_omniglot(
-    split: str, root: str | None, image_size: int = 28, cache: ImageCache | None = None
-) -> ImageSet:
-    """As :func:`load_omniglot` with ``rotations``: four classes a character."""
-    return load_omniglot(split, root, image_size, cache, rotations=True)
+load_rotated_omniglot = partial(load_omniglot, rotations=True)
 
 
 def inverted(images: Tensor) -> Tensor:
@@ -115,32 +109,11 @@ def _listed(root: Path, base: Path, split: str) -> Found | None:
 
 
 def _chosen(characters: Characters, list_file: Path, base: Path) -> ImageListing:
-    rotations: dict[str, set[str]] = {}
-    for line in read_class_list(list_file):
-        character, _, rotation = line.rpartition("/") if line.endswith(_ROTATIONS) else (line, "", "")
-        rotations.setdefault(character, set()).add(rotation)
-    for character, listed in rotations.items():
-        if character not in characters:
-            raise InputError(
-                f"omniglot: {list_file} names {character}, which is not in {base} (<alphabet>/<character>)."
-            )
-        if listed not in ({""}, set(_ROTATIONS)):
-            raise InputError(
-                f"omniglot: {list_file} names {character} in the rotations {', '.join(sorted(listed))}; "
-                "all four of a character, or none, must be in one list."
-            )
-    return ImageListing({character: characters[character] for character in sorted(rotations)}, base)
-
-
-def _split_folders(base: Path, split: str) -> Found | None:
-    folders = split_folders("omniglot", base, BESIDE) if base.is_dir() else {}
-    if not folders:
-        return None
-    if split not in folders:
-        raise InputError(f"omniglot: {base} has no folder {split}/ (it holds {shown_content(base)}).")
-    listings = {part: ImageListing(_merged([folder]), base) for part, folder in folders.items()}
-    check_apart("omniglot", listings)
-    return Found(listings[split], f"character folders of {folders[split]}")
+    lines = set(read_class_list(list_file))
+    chosen = sorted({line[:-7] if all(line[:-6] + turn in lines for turn in _ROTATIONS) else line for line in lines})
+    if unknown := [character for character in chosen if character not in characters]:
+        raise InputError(f"omniglot: {list_file} names {unknown[0]}, which is not in {base} (<alphabet>/<character>).")
+    return ImageListing({character: characters[character] for character in chosen}, base)
 
 
 def _sets(base: Path, split: str) -> Found | None:
@@ -149,7 +122,7 @@ def _sets(base: Path, split: str) -> Found | None:
     if not background:
         return None
     characters = _merged(background)
-    alphabets = sorted({_alphabet(character) for character in characters})
+    alphabets = sorted({character.partition("/")[0] for character in characters})
     shuffled = [
         alphabets[i] for i in torch.randperm(len(alphabets), generator=torch.Generator().manual_seed(SPLIT_SEED))
     ]
@@ -159,7 +132,7 @@ def _sets(base: Path, split: str) -> Found | None:
     if not parts["train"]:
         raise InputError(f"omniglot: {len(alphabets)} alphabets in {base} are too few to divide; give at least 3.")
     listings = {
-        part: ImageListing({c: files for c, files in characters.items() if _alphabet(c) in chosen}, base)
+        part: ImageListing({c: files for c, files in characters.items() if c.partition("/")[0] in chosen}, base)
         for part, chosen in ((part, parts[part]) for part in SPLITS)
     }
     if evaluation:
@@ -187,13 +160,9 @@ def _merged(folders: Iterable[Path]) -> Characters:
     return {name: [files[key] for key in sorted(files)] for name, files in sorted(drawings.items())}
 
 
-def _alphabet(character: str) -> str:
-    return character.partition("/")[0]
-
-
 def _expected(folder: Path) -> str:
     return (
         f"Looked for Lake et al.'s zips, unpacked: {folder}/images_background/<alphabet>/<character>/<image> (or "
-        f"images_background_small1/ and …small2/) and images_evaluation/; for folders {folder}/train|val|test/"
-        f"<alphabet>/<character>/; and for lists {folder}/{{{','.join(SPLITS)}}}.txt of alphabet/character beside them."
+        f"images_background_small1/ and …small2/) and images_evaluation/; and for lists "
+        f"{folder}/{{{','.join(SPLITS)}}}.txt of alphabet/character beside them."
     )

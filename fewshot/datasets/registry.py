@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fewshot.datasets.cifar_fs import load_cifar_fs, load_fc100
-from fewshot.datasets.folders import load_cub, load_folders, load_tiered_imagenet
-from fewshot.datasets.mini_imagenet import load_mini_imagenet
+from fewshot.datasets.folders import load_cub, load_folders, load_mini_imagenet, load_tiered_imagenet
 from fewshot.datasets.omniglot import OMNIGLOT_MEAN, OMNIGLOT_STD, inverted, load_omniglot, load_rotated_omniglot
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.cifar import CIFAR100_MEAN, CIFAR100_STD
@@ -38,10 +37,6 @@ class FewShotDataset:
     cacheable: bool = False
     from_file: Callable[[Tensor], Tensor] = _as_it_is
 
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
-
 
 def _load_glyphs(split: str, root: str | None, image_size: int) -> ImageSet:
     if root is not None:
@@ -67,28 +62,15 @@ _DATASETS = {
 }
 
 
-def available_datasets() -> tuple[str, ...]:
-    """All names that :func:`get_dataset` knows, sorted."""
-    return tuple(sorted(_DATASETS))
-
-
 def get_dataset(name: str) -> FewShotDataset:
-    """The data set of that name.
-
-    Raises:
-        InputError: an unknown name, with the nearest known one and all of them.
-    """
+    """The data set of that name; an unknown one is an :class:`InputError` with the nearest known one."""
     if name not in _DATASETS:
         raise unknown_name("dataset", name, _DATASETS)
     return _DATASETS[name]
 
 
 def register_dataset(name: str, dataset: Any) -> None:
-    """Make a data set of one's own known to :class:`~fewshot.EpisodicDataModule`.
-
-    Raises:
-        InputError: the name is taken.
-    """
+    """Make a data set of one's own known to :class:`~fewshot.EpisodicDataModule`, by a name that is not taken."""
     if name in _DATASETS:
         raise InputError(f"dataset {name!r} is registered already; choose another name.")
     _DATASETS[name] = dataset

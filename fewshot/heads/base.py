@@ -1,7 +1,6 @@
 """What every few-shot head is: features of support and query in, logits out."""
 
 import functools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +16,6 @@ class EpisodeHead(nn.Module):
 
     #: Whether the queries of an episode are classified together, each with the help of the others.
     transductive: bool = False
-
-    def values_per_episode(self, ways: int, shots: int, queries: int, shape: Sequence[int]) -> int:
-        """About how many numbers are held at once for one episode without gradients: what chunks are measured by.
-
-        Args:
-            ways: ``W``.
-            shots: ``K``.
-            queries: ``Q``, a class.
-            shape: of one image's features, ``(C,)`` or ``(C, h, w)``.
-        """
-        return ways * (shots + queries) * torch.Size(shape).numel()
 
 
 def accumulating(*features: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
 """Cross attention: where query and class look alike decides what counts in both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -111,12 +111,6 @@ class CrossAttentionHead(EpisodeHead):
             own = of_query.unflatten(2, (ways, -1)).diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(1, 2)  # [E, M, m]
             return PositionLogits(episodic, own.unsqueeze(-1) * query, pooled)
 
-    def values_per_episode(self, ways: int, shots: int, queries: int, shape: Sequence[int]) -> int:
-        channels, positions = shape[0], self.num_positions
-        pairs = ways * ways * queries
-        maps = ways * (queries + 1) * channels * positions  # once more, normalised
-        return super().values_per_episode(ways, shots, queries, shape) + maps + pairs * (6 * positions + 3 * channels)
-
     def _logits(self, classes: Tensor, query: Tensor) -> Tensor:
         """``[E, W, m, C]`` and ``[E, M, m, C]`` to ``[E, M, W]``."""
         of_class, of_query = self._attention(classes, query)
@@ -150,12 +144,8 @@ class CrossAttentionHead(EpisodeHead):
 class MetaFusion(nn.Module):
     """``m -> hidden -> m`` of a pair's mean correlations: two 1x1 convolutions with a norm and a ReLU between.
 
-    On vectors a 1x1 convolution is a linear layer; initialised by fan-out, as the public code does.
-
-    Args:
-        num_positions: ``m``.
-        hidden: channels between.
-        norm: makes the norm; every pair of class and query is a sample, in both directions by turns.
+    On vectors a 1x1 convolution is a linear layer; initialised by fan-out, as the public code does. Every pair of class
+    and query is a sample of the norm, in both directions by turns.
     """
 
     def __init__(self, num_positions: int, hidden: int, norm: NormFactory) -> None:

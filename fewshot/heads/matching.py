@@ -1,7 +1,6 @@
 """Matching networks: attention over the support set."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,14 +61,6 @@ class MatchingHead(EpisodeHead):
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
             return self._logits(*accumulating(support, query))
-
-    def values_per_episode(self, ways: int, shots: int, queries: int, shape: Sequence[int]) -> int:
-        gathered = super().values_per_episode(ways, shots, queries, shape)
-        attention = 2 * ways * queries * ways * shots
-        if self.context is None:
-            return 2 * gathered + attention  # as they are, and normalised
-        # The cell's input, gates and states a query; the LSTM's gates and outputs a support image.
-        return 12 * gathered + attention
 
     def _logits(self, support: Tensor, query: Tensor) -> Tensor:
         ways, shots = support.shape[1:3]

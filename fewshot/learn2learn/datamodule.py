@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fewshot.datamodule import EpisodeBatch, training_loader
+from fewshot.datamodule import EpisodeBatch, check_episodes, training_loader
 from fewshot.episodes import TEST, TRAIN, VAL, EpisodeSettings
 from fewshot.learn2learn.tasks import TaskBatch, TaskEpisodes, TaskSplit, require_learn2learn
-from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.data.order import training_seed
@@ -25,19 +24,15 @@ class Learn2LearnDataModule(ImageDataModule):
     becomes tasks by the transforms ``NWays``, ``KShots``, ``LoadData``, ``RemapLabels`` and ``ConsecutiveLabels``. A
     ``Taskset`` is used as it is: each of its tasks must hold ``ways`` classes of ``shots + queries`` images. In each
     class the first ``shots`` images of a task are support and the others queries, as in learn2learn's
-    ``partition_task`` and ``LightningPrototypicalNetworks``. (The even and odd places of its MAML examples are another
-    half of the same random draw.) Augmentation is the data set's own; its random numbers are the episode's.
+    ``partition_task``. Augmentation is the data set's own; its random numbers are the episode's.
 
-    Training batches are :class:`~fewshot.datamodule.EpisodeBatch`. Validation and test embed and score task after
-    task, as learn2learn hands them out, and not each image once as :class:`~fewshot.EpisodicDataModule` does: the
-    same figures, for more work. Results say ``tasks: learn2learn, one by one``.
+    Validation and test embed and score task after task, as learn2learn hands them out, and not each image once as
+    :class:`~fewshot.EpisodicDataModule` does: the same figures, for more work.
 
     **Random streams.** learn2learn draws from Python's global generator, which would give every process and every
-    worker the same tasks. Here task i is drawn with Python's, NumPy's and torch's generators seeded by (seed, epoch,
-    i), and they are put back: any rank or worker draws the same task i, no two draw the same i, and new ones come every
-    epoch. Validation and test tasks are fixed by ``eval_seed``. A Taskset with a ``num_tasks`` keeps its tasks: task i
-    is the same in every epoch and training goes round them, which is its user's choice (few tasks can be learnt by
-    heart).
+    worker the same tasks. Here task i is drawn with all generators seeded by (seed, epoch, i), and they are put back.
+    Validation and test tasks are fixed by ``eval_seed``. A Taskset with a ``num_tasks`` keeps its tasks, and training
+    goes round them.
 
     Args:
         train: data set or ``Taskset``. In a configuration file a data set by ``class_path`` and ``init_args``.
@@ -84,14 +79,9 @@ class Learn2LearnDataModule(ImageDataModule):
         super().__init__(mean or (0.0,), std or (1.0,), CropFlip())
         self._sources = {"train": train, "val": val, "test": test}
         self.settings = {"train": train_episodes, "val": val_episodes, "test": test_episodes}
-        for split, settings in self.settings.items():
-            settings.check(split)
-        require_positive("data", episodes_per_step=episodes_per_step, eval_episodes_per_step=eval_episodes_per_step)
+        check_episodes(self.settings, episodes_per_step)
+        require_positive("data", eval_episodes_per_step=eval_episodes_per_step)
         require_not_negative("data", num_workers=num_workers, seed=seed, eval_seed=eval_seed)
-        if episodes_per_step > train_episodes.episodes:
-            raise InputError(
-                f"episodes_per_step={episodes_per_step} is more than an epoch's {train_episodes.episodes} episodes."
-            )
         self.episodes_per_step, self.eval_episodes_per_step = episodes_per_step, eval_episodes_per_step
         self.seed, self.eval_seed, self.num_workers = seed, eval_seed, num_workers
         self._splits: dict[str, TaskSplit] = {}
@@ -114,9 +104,6 @@ class Learn2LearnDataModule(ImageDataModule):
     def num_training_classes(self) -> int:
         """Classes of the training data set."""
         return len(self.task_split("train").class_numbers)
-
-    def load(self, split: str) -> ImageSet:
-        raise InputError(f"learn2learn's tasks are drawn one by one; the {split} split is in memory nowhere.")
 
     def task_split(self, name: str) -> TaskSplit:
         """A split's tasks, made at first use."""

@@ -25,16 +25,9 @@ class TaskBatch(NamedTuple):
 
 
 class TaskSplit:
-    """One split's tasks by number, whatever was drawn before and in whichever process.
+    """One split's tasks of ``settings`` by number, whatever was drawn before and in whichever process.
 
-    Args:
-        name: of the split, for messages.
-        source: a learn2learn ``Taskset``, used as it is; or a data set of ``(image, label)``, of which tasks are made.
-        settings: what a task holds.
-
-    Raises:
-        InputError: learn2learn is not installed; a source of another kind; as
-            :class:`~fewshot.episodes.EpisodeSampler` for the classes of a data set.
+    The source is a learn2learn ``Taskset``, used as it is, or a data set of ``(image, label)``.
     """
 
     def __init__(self, name: str, source: Any, settings: EpisodeSettings) -> None:
@@ -130,9 +123,6 @@ class TaskEpisodes(EpochDataset[Any]):
 
     def __len__(self) -> int:
         return self.split.settings.episodes
-
-    def __getitem__(self, number: int) -> EpisodeBatch | TaskBatch:
-        return self.__getitems__([number])
 
     def __getitems__(self, numbers: list[int]) -> EpisodeBatch | TaskBatch:
         epoch, shots = self.epoch, self.split.settings.shots

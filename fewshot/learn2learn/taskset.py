@@ -26,9 +26,6 @@ class EpisodeTaskset(Sequence[tuple[Tensor, Tensor]]):
         data: where images, settings and seeds come from.
         split: ``"train"``, ``"val"`` or ``"test"``.
         epoch: training episodes are others in every epoch; see :meth:`set_epoch`.
-
-    Raises:
-        InputError: another split; as :class:`~fewshot.EpisodicDataModule` when it reads the images.
     """
 
     def __init__(self, data: EpisodicDataModule, split: str = "train", epoch: int = 0) -> None:
@@ -50,7 +47,7 @@ class EpisodeTaskset(Sequence[tuple[Tensor, Tensor]]):
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(f"task {number} of {len(self)}")  # ends an iteration
-        batch = self._episodes[number]
+        batch = self._episodes.__getitems__([number])
         if self._training:
             batch = self._data.on_after_batch_transfer(batch, 0)
         else:

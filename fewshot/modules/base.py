@@ -7,8 +7,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional as F
 
-from fewshot.datamodule import EpisodeBatch, EpisodicDataModule, EvaluationTask
-from fewshot.evaluation import EpisodeResult, episode_result, evaluate_episodes, score
+from fewshot.datamodule import EpisodeBatch, EpisodicDataModule
+from fewshot.evaluation import EpisodeResult, episode_result, evaluate_episodes, query_targets, score
 from fewshot.learn2learn import Learn2LearnDataModule, TaskBatch
 from fewshot.saving import episodes_identity
 from swbn_lightning.data.image_data import ImageBatch
@@ -61,7 +61,7 @@ class EpisodicModule(TrainingModule):
         data = self.episodic_data()
         if isinstance(data, Learn2LearnDataModule):
             return tuple(str(label) for label in data.task_split(split).class_numbers)
-        return data.evaluation_task(split).class_names
+        return data.image_set(split).class_names
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -103,7 +103,8 @@ class EpisodicModule(TrainingModule):
         self._keep(batch)
 
     def on_validation_epoch_start(self) -> None:
-        self._forget()  # an evaluation that was broken off may have left some
+        self._embedded.clear()  # an evaluation that was broken off may have left some
+        self._scored.clear()
 
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
@@ -132,27 +133,20 @@ class EpisodicModule(TrainingModule):
         self.stop_unless_finite("predict")
         return logits.softmax(-1)
 
-    def _forget(self) -> None:
-        self._embedded.clear()
-        self._scored.clear()
-
     def _keep(self, batch: ImageBatch | TaskBatch) -> None:
         if isinstance(batch, TaskBatch):
-            if self._by_batch is not None and len(batch.numbers) > 1:  # each by its own images
-                for task in _one_by_one(batch):
-                    self._keep(task)
-                return
-            right, losses = score(self.head, *self._embed_episodes(batch.episodes), alone=self._by_batch is not None)
-            self._scored.append((batch.numbers, batch.episodes.classes, right, losses))
+            # With a norm by batch each by its own images.
+            size = len(batch.numbers) if self._by_batch is None else 1
+            parts = (part.split(size) for part in (batch.numbers, *batch.episodes))
+            for numbers, *episode in zip(*parts, strict=True):
+                episodes = EpisodeBatch(*episode)
+                right, losses = score(self.head, *self._embed_episodes(episodes))
+                self._scored.append((numbers, episodes.classes, right, losses))
             return
         if self._by_batch is not None:  # only which images: their features are made anew in every episode
             self._embedded.append((batch.numbers, batch.numbers.new_empty(len(batch.numbers), 0)))
             return
-        images = batch.images
-        if len(images) == 1:  # by itself its sums are made in another order, and the digits would tell the batch size
-            images = images.expand(2, -1, -1, -1)
-        features = self.watch_finite(self.embed(images), images)
-        self._embedded.append((batch.numbers, features[: len(batch.images)]))
+        self._embedded.append((batch.numbers, self.watch_finite(self.embed(batch.images), batch.images)))
 
     def _evaluate(self, split: str) -> None:
         self.stop_unless_finite(split)
@@ -160,7 +154,7 @@ class EpisodicModule(TrainingModule):
         if isinstance(data, Learn2LearnDataModule):
             result, facts = self._result_of_tasks(data, split)
         else:
-            found = self._result_over_features(data.evaluation_task(split), split)
+            found = self._result_over_features(data, split)
             if found is None:
                 return
             result, facts = found
@@ -186,18 +180,20 @@ class EpisodicModule(TrainingModule):
         if result.ci95 is not None:
             self.log(f"{split}/accuracy_ci95", result.ci95, sync_dist=True)
 
-    def _result_over_features(self, task: EvaluationTask, split: str) -> tuple[EpisodeResult, dict[str, Any]] | None:
+    def _result_over_features(
+        self, data: EpisodicDataModule, split: str
+    ) -> tuple[EpisodeResult, dict[str, Any]] | None:
         """Episodes over the features that were kept, and what they are of; None where a probe holds no episode."""
         index, features = self._gather_embedded()
-        labels = task.labels[index.cpu()]
+        image_set, s, names = data.image_set(split), data.settings[split], self.class_names(split)
+        labels = image_set.labels[index.cpu()]
         if self._by_batch is not None:
-            features = self.episodic_data().image_set(split).images[index.cpu()]
-        if len(index) < len(task.labels):
-            whole = task.whole_classes(labels)
+            features = image_set.images[index.cpu()]
+        if len(index) < len(image_set):
+            whole = torch.bincount(labels)[labels] >= s.shots + s.queries  # classes that have enough images
             features, labels = features[whole.to(features.device)], labels[whole]
-            if not self._may_go_on(split, labels, task):
+            if not self._may_go_on(split, labels, len(image_set), s.ways):
                 return None
-        s = task.settings
         episodes = min(s.episodes, _PROBE_EPISODES) if self._is_probe() else s.episodes
         result = evaluate_episodes(
             features,
@@ -205,14 +201,14 @@ class EpisodicModule(TrainingModule):
             self.head,
             **s.shape,
             num_episodes=episodes,
-            seed=task.seed,
-            class_names=task.class_names,
+            seed=data.eval_seed,
+            class_names=names,
             embed=None if self._by_batch is None else self._embed_pixels,
         )
         facts = {
-            "classes": len(task.class_names),
+            "classes": len(names),
             "images": len(labels),
-            "episodes_id": episodes_identity(labels, task.class_names, s, task.seed),
+            "episodes_id": episodes_identity(labels, names, s, data.eval_seed),
         }
         return result, facts
 
@@ -244,16 +240,16 @@ class EpisodicModule(TrainingModule):
     def _embed_pixels(self, images: Tensor) -> Tensor:
         return self.embed(self.episodic_data().normalize(images.to(self.device)))
 
-    def _may_go_on(self, split: str, labels: Tensor, task: EvaluationTask) -> bool:
+    def _may_go_on(self, split: str, labels: Tensor, images: int, ways: int) -> bool:
         """Whether an evaluation of a part of the split can be made; says so where that was not to be expected."""
-        ways, available = task.settings.ways, len(labels.unique())
+        available = len(labels.unique())
         if self._is_probe():
             return available >= ways  # a batch or two may hold no episode; nothing is wrong with that here
         remedy = "To make evaluation shorter, lower its number of episodes instead of limit_*_batches."
         if available < ways:
             raise InputError(f"limit_*_batches leaves {available} whole classes of {split} for {ways} ways. {remedy}")
         rank_zero_warn(
-            f"evaluated on {len(labels)} of the {split} split's {len(task.labels)} images (limit_*_batches): "
+            f"evaluated on {len(labels)} of the {split} split's {images} images (limit_*_batches): "
             f"the accuracy is not the split's. {remedy}"
         )
         return True
@@ -274,11 +270,6 @@ class EpisodicModule(TrainingModule):
         return index[first], features[first]
 
 
-def _one_by_one(batch: TaskBatch) -> list[TaskBatch]:
-    parts = zip(batch.numbers.split(1), *(part.split(1) for part in batch.episodes), strict=True)
-    return [TaskBatch(number, EpisodeBatch(*episode)) for number, *episode in parts]
-
-
 def _each_once(numbers: Tensor) -> Tensor:
     """Places at which the distinct ones of ``numbers [n]`` stand first, in rising order of the numbers."""
     order = torch.argsort(numbers, stable=True)
@@ -286,9 +277,3 @@ def _each_once(numbers: Tensor) -> Tensor:
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]
     return order[first]
-
-
-def query_targets(support: Tensor, query: Tensor) -> Tensor:
-    """``[W*Q]``: the class inside its episode of every query of ``[E, W*Q, ...]``, for support ``[E, W, ...]``."""
-    ways = support.shape[1]
-    return torch.arange(ways, device=query.device).repeat_interleave(query.shape[1] // ways)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fewshot.evaluation import evaluating, query_targets
 from fewshot.heads import CrossAttentionHead
-from fewshot.modules.base import EpisodicModule, query_targets
+from fewshot.modules.base import EpisodicModule
 from swbn_lightning.backbones import Backbone
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import NormFactory
@@ -140,11 +141,5 @@ def map_positions(backbone: Backbone, image_size: int) -> int:
     require_positive("images", image_size=image_size)
     like = next(backbone.parameters())
     image = torch.zeros(1, backbone.in_channels, image_size, image_size, device=like.device, dtype=like.dtype)
-    modes = [(module, module.training) for module in backbone.modules()]
-    backbone.eval()
-    try:
-        with torch.no_grad():
-            return backbone.forward_features(image).shape[2:].numel()
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(backbone), torch.no_grad():
+        return backbone.forward_features(image).shape[2:].numel()

@@ -17,6 +17,8 @@ from swbn_lightning.errors import InputError, unknown_name
 PADDING_MODES = ("constant", "reflect")
 """What a crop finds outside the image, by torchvision's names: zeros, or the image mirrored at its border."""
 
+ERASED_SHARE, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)
+
 ERASING_TRIES = 10
 """Rectangles drawn until one fits; torchvision's ``RandomErasing`` gives up after as many."""
 
@@ -86,32 +88,22 @@ class CropFlip:
 
 
 class RandomErasing:
-    """Random erasing (Zhong et al., AAAI 2020): a rectangle of an image is filled, per image.
+    """Random erasing (Zhong et al., AAAI 2020): a rectangle of an image is filled with 0, per image.
 
-    Distributed as torchvision's ``RandomErasing``, whose defaults for ``scale`` and ``ratio`` these are.
+    Distributed as torchvision's ``RandomErasing`` with its defaults: :data:`ERASED_SHARE` of the area, and a height
+    over width in :data:`ERASED_RATIO`, drawn uniformly in the logarithm.
 
     Args:
         probability: of an image to be erased in, in [0, 1].
-        scale: least and largest share of the image's area.
-        ratio: least and largest height over width, drawn uniformly in the logarithm.
 
     Raises:
-        InputError: a probability or share outside [0, 1], an empty range, a ratio that is not positive.
+        InputError: another probability.
     """
 
-    def __init__(
-        self,
-        probability: float = 0.5,
-        scale: tuple[float, float] = (0.02, 0.33),
-        ratio: tuple[float, float] = (0.3, 3.3),
-    ) -> None:
+    def __init__(self, probability: float = 0.5) -> None:
         if not 0 <= probability <= 1:
             raise InputError(f"the probability of erasing must be in [0, 1], got {probability}.")
-        if not 0 <= scale[0] <= scale[1] <= 1:
-            raise InputError(f"the erased share must be a range in [0, 1], got {scale}.")
-        if not 0 < ratio[0] <= ratio[1] < math.inf:
-            raise InputError(f"the erased rectangle's ratio must be a range of positive numbers, got {ratio}.")
-        self.probability, self.scale, self.ratio = probability, scale, ratio
+        self.probability = probability
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -127,8 +119,8 @@ class RandomErasing:
             torch.rand(shape, generator=generator, dtype=torch.float64)
             for shape in ((count, ERASING_TRIES), (count, ERASING_TRIES), (count, 3))
         )
-        area = size[0] * size[1] * (self.scale[0] + (self.scale[1] - self.scale[0]) * share)
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        area = size[0] * size[1] * (ERASED_SHARE[0] + (ERASED_SHARE[1] - ERASED_SHARE[0]) * share)
+        low, high = map(math.log, ERASED_RATIO)
         ratio = torch.exp(low + (high - low) * log_ratio)
         heights, widths = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
         fits = (heights < size[0]) & (widths < size[1])
@@ -139,15 +131,12 @@ class RandomErasing:
         left = (place[:, 1] * (size[1] - width + 1)).floor()
         return torch.stack([top, left, height, width], dim=1).long()
 
-    def apply(self, images: Tensor, drawn: Tensor, value: float = 0.0) -> Tensor:
-        """``[N, C, H, W]`` with ``drawn [N, 4]``: same shape, ``value`` in the rectangles.
-
-        Of normalised images 0 is the mean colour.
-        """
+    def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """``[N, C, H, W]`` with ``drawn [N, 4]``: same shape, 0 in the rectangles, normalised images' mean colour."""
         inside = []
         for axis, size in enumerate(images.shape[2:]):
             position = torch.arange(size, device=images.device)
             start, length = drawn[:, axis, None], drawn[:, axis + 2, None]
             inside.append((position >= start) & (position < start + length))
         rows, columns = inside
-        return images.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], value)
+        return images.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0)

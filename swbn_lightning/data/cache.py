@@ -36,24 +36,14 @@ class ImageCache:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
-        #: Whether images have been asked for.
-        self.used = False
 
     def images(self, files: Sequence[Path], root: Path, image_size: int, channels: int, name: str) -> Tensor:
         """As :func:`~swbn_lightning.data.decode.read_images`, from the cache where it holds just these.
 
-        Args:
-            files: in the order of the result.
-            root: a folder above all files.
-            image_size: side in pixels.
-            channels: 3 for RGB, 1 for gray.
-            name: of the data, as ``"cub/train"``: files of other names are left alone.
-
-        Raises:
-            InputError: an unreadable image.
+        ``root`` is a folder above all files; files of the cache with another ``name``, as ``"cub/train"``, are left
+        alone.
         """
-        self.used = True
-        if self._leads_elsewhere():
+        if self.folder.name == CACHE_FOLDER and self.folder.is_symlink():  # files would be written and deleted anywhere
             warnings.warn(
                 f"{name}: {printable(self.folder)} is a link, which may have come with the data, and is not used as "
                 "the cache. Name the folder to use (--data.cache_dir DIR).",
@@ -95,10 +85,6 @@ class ImageCache:
                 "images will be decoded again by the next run. Name another folder (--data.cache_dir DIR).",
                 stacklevel=3,
             )
-
-    def _leads_elsewhere(self) -> bool:
-        """Whether the usual folder within the data set is a link: files would be written and deleted anywhere."""
-        return self.folder.name == CACHE_FOLDER and self.folder.is_symlink()
 
 
 def _digest(files: Sequence[Path], root: Path) -> str:

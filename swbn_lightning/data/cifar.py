@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100 as torchvision lays them out: ``cifar-10-batches-py/`` and ``cifar-100-python/``.
 
 Read here rather than through torchvision, which checks MD5 sums that a re-encoded copy cannot have, and
-unpickles without restriction. The structure is checked instead.
+unpickles without restriction. The structure is checked instead; a missing file, or one of another kind, is an
+:class:`~swbn_lightning.errors.InputError`.
 """
 
 from pathlib import Path
@@ -25,46 +26,25 @@ CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)
 """Likewise of CIFAR-100."""
 
 
-def is_cifar100(folder: Path) -> bool:
-    """Whether ``folder`` holds CIFAR-100's three files."""
-    return all((folder / name).is_file() for name in CIFAR100_FILES)
-
-
 def read_cifar10(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Images uint8 ``[N, 3, 32, 32]`` and labels int64 ``[N]`` of ``part`` ("train", five files, or "test").
-
-    Raises:
-        InputError: a file is missing or is not CIFAR-10's.
-    """
+    """Images uint8 ``[N, 3, 32, 32]`` and labels int64 ``[N]`` of ``part`` ("train", five files, or "test")."""
     batches = [_read_batch(folder / name, "CIFAR-10", "labels", 10) for name in CIFAR10_BATCHES[part]]
     images, labels = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
     return images, labels
 
 
 def read_cifar100(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Images uint8 ``[N, 3, 32, 32]`` and fine labels int64 ``[N]`` of ``part`` ("train" or "test").
-
-    Raises:
-        InputError: the file is missing or is not CIFAR-100's.
-    """
+    """Images uint8 ``[N, 3, 32, 32]`` and fine labels int64 ``[N]`` of ``part`` ("train" or "test")."""
     return _read_batch(folder / part, "CIFAR-100", "fine_labels", 100)
 
 
 def cifar10_class_names(folder: Path) -> tuple[str, ...]:
-    """The 10 class names in the order of their labels.
-
-    Raises:
-        InputError: the file is missing or is not CIFAR-10's.
-    """
+    """The 10 class names in the order of their labels."""
     return _read_names(folder / "batches.meta", "CIFAR-10", "label_names", 10)
 
 
 def cifar100_class_names(folder: Path) -> tuple[str, ...]:
-    """The 100 fine class names in the order of their labels.
-
-    Raises:
-        InputError: the file is missing or is not CIFAR-100's.
-    """
+    """The 100 fine class names in the order of their labels."""
     return _read_names(folder / "meta", "CIFAR-100", "fine_label_names", 100)
 
 

@@ -1,16 +1,15 @@
 """Image files into uint8 arrays: one way for every kind of picture."""
 
+import contextlib
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from torch import Tensor
 
 from swbn_lightning.data.files import require_regular
@@ -26,19 +25,6 @@ MAX_PIXELS = 100_000_000
 MAX_PASSES = 20
 """How often a JPEG may go over ``MAX_PIXELS`` pixels, and over fewer accordingly more often. A progressive one does so
 about ten times; a hostile one of 100 kB can do so for hours."""
-
-_TURNS: dict[Any, Image.Transpose] = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""By EXIF's orientation. Pillow's own exif_transpose reads and writes all of EXIF besides."""
-
-_BAR_AFTER = 2.0  # seconds of reading before a progress bar is worth its line
 
 
 def open_image(path: Path, channels: int) -> Image.Image:
@@ -59,7 +45,10 @@ def open_image(path: Path, channels: int) -> Image.Image:
                 raise InputError(_too_large(path, f"{opened.width}x{opened.height}"))
             if opened.format in ("JPEG", "MPO"):
                 _require_few_scans(path, opened.width * opened.height)
-            return _to_channels(_upright(opened), path, channels)
+            opened.load()  # what is broken in the pixels is an error, and in EXIF is not
+            with contextlib.suppress(Exception):
+                ImageOps.exif_transpose(opened, in_place=True)
+            return _to_channels(opened, path, channels)
     except InputError:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own limit, 179 million, which it checks first
@@ -75,9 +64,7 @@ def read_image(path: Path, image_size: int, channels: int) -> np.ndarray:
     """One image as uint8 ``[channels, image_size, image_size]``.
 
     Other sizes are resized (bilinear with antialiasing); the aspect ratio is not kept, so that nothing is cut off.
-
-    Raises:
-        InputError: as :func:`open_image`.
+    Errors as :func:`open_image`.
     """
     image = open_image(path, channels)
     if image.size != (image_size, image_size):
@@ -89,13 +76,7 @@ def read_image(path: Path, image_size: int, channels: int) -> np.ndarray:
 def read_images(files: Sequence[Path], image_size: int, channels: int, name: str) -> Tensor:
     """All ``files`` as one uint8 tensor ``[N, channels, image_size, image_size]``.
 
-    Decoded into their place, so that nothing is held twice. A progress bar shows on a terminal after two seconds.
-
-    Args:
-        files: in the order of the result.
-        image_size: side in pixels.
-        channels: 3 for RGB, 1 for gray.
-        name: of the data, for the progress bar.
+    Decoded into their place, so that nothing is held twice. ``name`` is shown by a progress bar on a terminal.
 
     Raises:
         InputError: as :func:`open_image`, or no memory for so many images.
@@ -106,18 +87,11 @@ def read_images(files: Sequence[Path], image_size: int, channels: int, name: str
     except MemoryError as error:
         size = np.prod(shape, dtype=np.int64) / 1e9
         raise InputError(f"{name}: {len(files)} images of {image_size}x{image_size} need {size:.1f} GB.") from error
-    for number, file in enumerate(_with_progress(files, name)):
+    screen = Console(stderr=True)
+    bar = track(files, f"reading {name}", console=screen, transient=True, disable=not sys.stderr.isatty())
+    for number, file in enumerate(bar):
         images[number] = read_image(file, image_size, channels)
     return torch.from_numpy(images)
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    image.load()  # what is broken in the pixels is an error still
-    try:
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
-    except Exception:  # EXIF that is broken raises almost anything, and is of no other use here
-        return image
-    return image if turn is None else image.transpose(turn)
 
 
 def _to_channels(image: Image.Image, path: Path, channels: int) -> Image.Image:
@@ -153,21 +127,3 @@ def _require_few_scans(path: Path, pixels: int) -> None:
 
 def _too_large(path: Path, found: str) -> str:
     return f"{path} is too large to read ({found}): at most {MAX_PIXELS // 10**6} megapixels are accepted."
-
-
-def _with_progress(files: Iterable[Path], name: str) -> Iterator[Path]:
-    files = list(files)
-    columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    task = progress.add_task(name, total=len(files))
-    begun, shown = time.monotonic(), False
-    try:
-        for done, file in enumerate(files):
-            if not shown and time.monotonic() - begun > _BAR_AFTER:
-                progress.start()
-                shown = True
-            progress.update(task, completed=done)
-            yield file
-    finally:
-        if shown:
-            progress.stop()

@@ -1,8 +1,8 @@
-"""Class folders, ``<class>/<image>``: which images there are, and all of them into memory."""
+"""Class folders, ``<class>/<image>``, and folders of splits that hold some: which images there are."""
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from swbn_lightning.data.images import ImageSet
@@ -16,7 +16,12 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """As torchvision and timm normalise for their networks (torchvision's page "Models and pre-trained weights")."""
 
-_ARCHIVE_LITTER = "__MACOSX"  # what macOS adds to zip files
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+"""What the folder, or the list, of a split may be called; upper and lower case count alike."""
 
 
 def class_folders(root: Path) -> list[Path]:
@@ -72,28 +77,12 @@ def class_images(root: Path, name: str) -> Iterator[tuple[str, list[Path]]]:
 
 
 def list_class_folders(root: Path, name: str) -> ImageListing:
-    """All class folders below ``root`` with their images; labels will follow the sorted class names.
-
-    Raises:
-        InputError: as :func:`class_images`.
-    """
+    """All class folders below ``root`` with their images; labels will follow the sorted class names."""
     return ImageListing(dict(class_images(root, name)), root)
 
 
-def require_classes(name: str, folder: Path, wanted: Iterable[str], whose: str) -> None:
-    """Raise :class:`InputError` unless the class folders below ``folder`` are those ``wanted``.
-
-    Args:
-        name: of the data set, for the message.
-        folder: whose class folders are compared.
-        wanted: their names.
-        whose: whose classes they are, for the message: "the test split".
-    """
-    require_names(name, folder, (p.name for p in class_folders(folder)), wanted, whose)
-
-
-def require_names(name: str, where: Path, found: Iterable[str], wanted: Iterable[str], whose: str) -> None:
-    """As :func:`require_classes`, of classes ``found`` in whatever form in ``where``."""
+def require_classes(name: str, where: Path, found: Iterable[str], wanted: Iterable[str], whose: str) -> None:
+    """Raise :class:`InputError` unless the classes ``found`` in ``where`` are those ``wanted``, which are ``whose``."""
     there, expected = set(found), set(wanted)
     if there != expected:
         missing, foreign = sorted(expected - there), sorted(there - expected)
@@ -105,16 +94,50 @@ def require_names(name: str, where: Path, found: Iterable[str], wanted: Iterable
 
 
 def load_class_folders(root: Path, name: str, image_size: int, channels: int = 3) -> ImageSet:
-    """Every image of every class folder below ``root``; labels follow the sorted class names.
-
-    Raises:
-        InputError: no class folder below ``root``; a class folder without an image; an unreadable image.
-    """
+    """Every image of every class folder below ``root``; labels follow the sorted class names."""
     return load_listing(list_class_folders(root, name), name, image_size, channels)
 
 
+def split_folders(name: str, root: Path, beside: Collection[str] | None = ()) -> dict[str, Path]:
+    """The folders of splits directly below ``root``, by split; empty if there is none.
+
+    What else lies there might be a split by another name: passed over, its images would be missing, and others held out
+    in their place. So it is an error, but for hidden folders and those ``beside`` (None for any).
+
+    Raises:
+        InputError: two folders of one split; folders beside that are neither splits nor in ``beside``.
+    """
+    found: dict[str, Path] = {}
+    others = []
+    for folder in class_folders(root):
+        split = split_of(folder.name)
+        if split is None:
+            others.append(folder.name)
+        elif split in found:
+            raise InputError(
+                f"{name}: {root} holds {found[split].name}/ and {folder.name}/, both of {split}; keep one."
+            )
+        else:
+            found[split] = folder
+    others = [] if beside is None else [other for other in others if other not in beside]
+    if found and others:
+        folders = ", ".join(f"{folder.name}/" for folder in found.values())
+        known = "; ".join(" or ".join(names) for names in SPLIT_NAMES.values())
+        raise InputError(
+            f"{name}: {root} holds {folders}, which are names of splits, and beside them {', '.join(others[:5])}, "
+            f"which are not. Splits are called {known}. If {folders} is a class, put all class folders into "
+            f"{root / 'train'}/, or give it another name. Move what is neither elsewhere."
+        )
+    return {split: found[split] for split in SPLIT_NAMES if split in found}
+
+
+def split_of(folder: str) -> str | None:
+    """Of which split this is the name of a folder, or of a list without its suffix; None for another name."""
+    return next((split for split, names in SPLIT_NAMES.items() if folder.lower() in names), None)
+
+
 def _may_be_class(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".") and path.name != _ARCHIVE_LITTER
+    return path.is_dir() and not path.name.startswith(".") and path.name != "__MACOSX"
 
 
 def _may_be_image(path: Path) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
 from swbn_lightning.data.images import ImageSet
-from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.errors import InputError, require_not_negative, require_positive, unknown_name
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -58,14 +58,7 @@ def face_paths() -> tuple[Path, ...]:
 
 
 def glyph_class_names(split: str) -> tuple[str, ...]:
-    """The classes of a split, each as the letters that look the same, the drawn one first.
-
-    Args:
-        split: ``"train"``, ``"val"`` or ``"test"``.
-
-    Raises:
-        ValueError: for another split.
-    """
+    """The classes of a split, each as the letters that look the same, the drawn one first."""
     if split not in SPLITS:
         raise unknown_name("split of glyphs", split, SPLITS)
     text = (resources.files("swbn_lightning.data") / "glyph_classes.txt").read_text(encoding="utf-8")
@@ -99,11 +92,11 @@ def glyphs(
         ValueError: for another split or a number out of its range.
     """
     names = glyph_class_names(split)
-    _check("image_size", image_size, SMALLEST_SIZE)
-    _check("images_per_class", images_per_class, 1)
-    _check("seed", seed, 0)
     classes = len(names) if num_classes is None else num_classes
-    _check("num_classes", classes, 1)
+    require_positive("glyphs", image_size=image_size, images_per_class=images_per_class, num_classes=classes)
+    require_not_negative("glyphs", seed=seed)
+    if image_size < SMALLEST_SIZE:
+        raise InputError(f"glyphs: image_size must be at least {SMALLEST_SIZE}, got {image_size}.")
     if classes > len(names):
         raise InputError(f"glyphs: the {split} split has {len(names)} classes, got num_classes={num_classes}.")
     # Whole batches, so that the random numbers are the same however many classes are wanted.
@@ -121,21 +114,16 @@ def glyphs(
     return ImageSet(torch.cat(images)[:count], labels[:count], names[:classes], f"glyphs/{split}")
 
 
-def _check(name: str, value: int, lowest: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-        raise InputError(f"glyphs: {name} must be an integer of at least {lowest}, got {value!r}.")
-
-
 def _draw_face(letters: list[str], path: Path, side: int) -> Tensor:
     """All letters in one face, uint8 ``[len(letters), side, side]``, each centred by its ink."""
     from PIL import ImageFont
 
     # The basic layout draws one letter as one glyph; another layout engine may not be installed everywhere.
     font = ImageFont.truetype(str(path), size=round(EM * side), layout_engine=ImageFont.Layout.BASIC)
-    return torch.stack([draw_letter(letter, font, side) for letter in letters])
+    return torch.stack([_draw_letter(letter, font, side) for letter in letters])
 
 
-def draw_letter(letter: str, font: FreeTypeFont, side: int) -> Tensor:
+def _draw_letter(letter: str, font: FreeTypeFont, side: int) -> Tensor:
     """A letter in white on black, uint8 ``[side, side]``, its ink's box in the middle."""
     from PIL import Image, ImageDraw
 
@@ -167,11 +155,8 @@ def _half_extents(drawings: Tensor) -> Tensor:
 
 
 def _random_affine(extents: Tensor, generator: torch.Generator) -> Tensor:
-    """Random maps from image to drawing, ``[B, 2, 3]``, under which the ink's box stays in the image.
-
-    A drawing's point p goes to the image's point ``scale * rotation @ shear @ p + shift``; ``affine_grid``
-    wants the inverse of this.
-    """
+    """Random maps from image to drawing, ``[B, 2, 3]``, under which the ink's box stays in the image."""
+    # A drawing's point p goes to `scale * rotation @ shear @ p + shift`; `affine_grid` wants the inverse of this.
     count = len(extents)
     angle = torch.deg2rad(_uniform(-MAX_ROTATION, MAX_ROTATION, count, generator))
     shear = _uniform(-MAX_SHEAR, MAX_SHEAR, count, generator)

@@ -11,7 +11,6 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -37,53 +36,34 @@ _GZIP_RATIO = 1032  # more than which deflate cannot pack (zlib's technical note
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The values of an IDX file, uint8.
+    """The values of an IDX file, uint8: the header is read first, then no more than it says.
 
     Raises:
         InputError: a file that cannot be read, that is not of this format, that is shorter or longer than it says, or
-            that holds more than ``MAX_VALUES``.
+            that says more than it can hold or than ``MAX_VALUES``.
     """
+    packed = path.suffix == ".gz"
     try:
-        with open_regular(path) as file:
-            size = path.stat().st_size
-            if path.suffix != ".gz":
-                return _values(file, path, size, size)
-            with gzip.open(file) as unpacked:
-                return _values(unpacked, path, _GZIP_RATIO * size)
+        with open_regular(path) as plain, gzip.open(plain) if packed else plain as file:
+            head = file.read(4)
+            dimensions = head[3] if len(head) == 4 else 0
+            lengths = file.read(4 * dimensions) if dimensions <= _MAX_DIMENSIONS else b""
+            if head[:3] != bytes([0, 0, _UNSIGNED_BYTES]) or not dimensions or len(lengths) < 4 * dimensions:
+                raise InputError(f"{path} is not an IDX file of unsigned bytes.")
+            shape = struct.unpack(f">{dimensions}I", lengths)
+            count = math.prod(shape)
+            most = min(MAX_VALUES, path.stat().st_size * (_GZIP_RATIO if packed else 1))
+            content = file.read(count + 1) if count <= most else b""
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
-
-
-def _values(file: BinaryIO | gzip.GzipFile, path: Path, most: int, size: int | None = None) -> np.ndarray:
-    """The values of an open file: the header first, then no more than it says.
-
-    Args:
-        file: read from its start.
-        path: of the file, for messages.
-        most: bytes that it can hold.
-        size: bytes that it holds, if that is known.
-    """
-    head = file.read(4)
-    dimensions = head[3] if len(head) == 4 else 0
-    lengths = file.read(4 * dimensions) if dimensions <= _MAX_DIMENSIONS else b""
-    if head[:3] != bytes([0, 0, _UNSIGNED_BYTES]) or not dimensions or len(lengths) < 4 * dimensions:
-        raise InputError(f"{path} is not an IDX file of unsigned bytes.")
-    shape, start = struct.unpack(f">{dimensions}I", lengths), 4 + 4 * dimensions
-    should = f"it should hold {'x'.join(map(str, shape))} values after the first {start} bytes"
-    count = math.prod(shape)
-    if size is not None and size - start != count:
-        raise InputError(f"{path} is not whole: {should}, but holds {size - start}.")
+    should = f"it should hold {'x'.join(map(str, shape))} values"
     if count > most:
         raise InputError(f"{path} is not whole: {should}, but cannot hold more than {most}.")
-    if count > MAX_VALUES:
-        raise InputError(f"{path} is too large: {should}, of which at most {MAX_VALUES} are read.")
-    values = np.empty(count, np.uint8)
-    view, found = values.data, 0
-    while found < count and (read := file.readinto(view[found:])):  # type: ignore[union-attr]  # both have it
-        found += read
-    if found < count or file.read(1):
-        raise InputError(f"{path} is not whole: {should}, but holds {found if found < count else 'more'}.")
-    return values.reshape(shape)
+    if len(content) != count:
+        raise InputError(
+            f"{path} is not whole: {should}, but holds {len(content) if len(content) < count else 'more'}."
+        )
+    return np.frombuffer(bytearray(content), np.uint8).reshape(shape)
 
 
 def read_idx_images(images: Path, labels: Path, num_classes: int = 10) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """Images on their way to the device: what the data modules of both trainings share."""
 
-from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
 from swbn_lightning.data.workers import StayingLoader
+from swbn_lightning.errors import InputError
 
 SPLITS = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}
 """The splits that each of Lightning's stages reads."""
@@ -24,21 +24,17 @@ class ImageBatch(NamedTuple):
 
 
 class ImageDataset(torch.utils.data.Dataset[ImageBatch]):
-    """A split image by image, in a given order; a whole batch is one gather."""
+    """A split's images in a given order; a whole batch is one gather."""
 
-    def __init__(self, image_set: ImageSet, order: Tensor | None = None) -> None:
-        self.image_set = image_set
-        self.order = torch.arange(len(image_set)) if order is None else order
+    def __init__(self, images: Tensor, order: Tensor) -> None:
+        self.images, self.order = images, order
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def __getitem__(self, position: int) -> ImageBatch:
-        return self.__getitems__([position])
-
     def __getitems__(self, positions: list[int]) -> ImageBatch:
         numbers = self.order[positions]
-        return ImageBatch(numbers, self.image_set.images[numbers])
+        return ImageBatch(numbers, self.images[numbers])
 
 
 def as_is(batch: Any) -> Any:
@@ -46,7 +42,7 @@ def as_is(batch: Any) -> Any:
     return batch
 
 
-class ImageDataModule(pl.LightningDataModule, ABC):
+class ImageDataModule(pl.LightningDataModule):
     """Splits in memory as uint8, made float, augmented and normalised on the device that trains.
 
     A subclass gives :meth:`load` and the loaders, and says in :meth:`on_after_batch_transfer` what becomes of
@@ -77,9 +73,9 @@ class ImageDataModule(pl.LightningDataModule, ABC):
         """Whether there are images to validate on, and so to choose a checkpoint by."""
         return True
 
-    @abstractmethod
     def load(self, split: str) -> ImageSet:
         """Read a split (``"train"``, ``"val"`` or ``"test"``); :meth:`image_set` keeps it."""
+        raise InputError(f"{type(self).__name__} reads images one by one; the {split} split is in memory nowhere.")
 
     def image_set(self, split: str) -> ImageSet:
         """A split, read at first use."""
@@ -93,9 +89,8 @@ class ImageDataModule(pl.LightningDataModule, ABC):
         return (images / 255).sub_(mean).div_(std)
 
     def _statistics(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation at every pixel ``[C, H, W]``, on the images' device and in their layout.
-
-        Whole images, so that a pass over a batch is one run through memory; kept, because a copy to a GPU waits for it.
+        """Mean and deviation at every pixel ``[C, H, W]``, on the images' device and in their layout: one run through
+        memory a batch; kept, because a copy to a GPU waits for it.
         """
         shape, channels_last = images.shape[-3:], images.stride(-3) == 1
         key = (images.device, shape, channels_last)
@@ -107,14 +102,10 @@ class ImageDataModule(pl.LightningDataModule, ABC):
         return self._per_pixel[key]
 
     def prepare(self, images: Tensor, crops: Tensor | None = None, erased: Tensor | None = None) -> Tensor:
-        """A training batch's images ``[N, C, H, W]`` on their device: cropped and flipped, normalised, erased in.
+        """A training batch's uint8 images ``[N, C, H, W]`` on their device: cropped and flipped, normalised, erased in.
 
-        In this order, so that erased rectangles get the mean colour, which is 0 then.
-
-        Args:
-            images: uint8.
-            crops: what ``augment.draw`` gave; None where nothing is cropped or flipped.
-            erased: what ``erasing.draw`` gave; None where nothing is erased.
+        In this order, so that erased rectangles get the mean colour, which is 0 then. ``crops`` and ``erased`` are what
+        ``augment.draw`` and ``erasing.draw`` gave, or None for nothing to do.
         """
         images = self.normalize(images if crops is None else self.augment.apply(images, crops))
         return images if erased is None else self.erasing.apply(images, erased)
@@ -127,14 +118,7 @@ class ImageDataModule(pl.LightningDataModule, ABC):
     def loader(
         self, dataset: Dataset[Any], batch_size: int, kind: type[StayingLoader] = StayingLoader, **options: Any
     ) -> DataLoader[Any]:
-        """A loader of a data set that hands out whole batches.
-
-        Args:
-            dataset: with ``__getitems__``.
-            batch_size: items in a batch, each process.
-            kind: of the loader.
-            options: as ``DataLoader``.
-        """
+        """A loader of a data set that hands out whole batches by ``__getitems__``; ``options`` as ``DataLoader``."""
         return kind(
             dataset,
             batch_size=batch_size,

@@ -31,20 +31,17 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.dim() != 4:
-            raise ValueError(f"{self.name}: images must be uint8 [N, C, H, W], got {_describe(self.images)}")
+            found = f"{self.images.dtype} {list(self.images.shape)}"
+            raise ValueError(f"{self.name}: images must be uint8 [N, C, H, W], got {found}")
         if self.labels.dtype != torch.int64 or self.labels.dim() != 1:
-            raise ValueError(f"{self.name}: labels must be int64 [N], got {_describe(self.labels)}")
+            found = f"{self.labels.dtype} {list(self.labels.shape)}"
+            raise ValueError(f"{self.name}: labels must be int64 [N], got {found}")
         if len(self.labels) != len(self.images):
             raise ValueError(
                 f"{self.name}: {len(self.images)} images but {len(self.labels)} labels; each image needs one label"
             )
-        self._check_label_range()
-
-    def _check_label_range(self) -> None:
-        if len(self.labels) == 0:
-            return
-        low, high = int(self.labels.min()), int(self.labels.max())
-        if low < 0 or high >= self.num_classes:
+        low, high = (int(self.labels.min()), int(self.labels.max())) if len(self.labels) else (0, 0)
+        if low < 0 or high >= max(self.num_classes, 1):
             raise ValueError(
                 f"{self.name}: labels run from {low} to {high}, "
                 f"but {self.num_classes} class names allow 0 to {self.num_classes - 1}"
@@ -62,11 +59,6 @@ class ImageSet:
         """Number of classes, also those of which no image is in the set."""
         return len(self.class_names)
 
-    @property
-    def channels(self) -> int:
-        """Number of colour channels: 1 for gray, 3 for RGB."""
-        return self.images.shape[1]
-
 
 def take(images: Tensor, numbers: Tensor) -> Tensor:
     """``images[numbers]`` of ``[N, C, H, W]`` with ``numbers [n]``, in the layout that ``images`` have.
@@ -80,18 +72,10 @@ def take(images: Tensor, numbers: Tensor) -> Tensor:
 
 
 def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Part images into those to keep and those to hold out, class by class (stratified).
+    """Numbers of the images to keep and of those to hold out, int64, each in rising order.
 
-    Of each class ``share`` of its images, rounded, is held out, drawn at random: the parts have the same mixture of
-    classes, so that accuracies on one stand for the other.
-
-    Args:
-        labels: int64 ``[N]``.
-        share: in [0, 1); a class never loses all its images.
-        seed: the same labels, share and seed give the same parts.
-
-    Returns:
-        Numbers of the images kept and held out, int64, each in rising order.
+    Of each class of ``labels [N]`` the ``share``, in [0, 1), of its images, rounded, is held out, drawn by the seed:
+    the parts have the same mixture of classes. A class never loses all its images.
     """
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
@@ -101,7 +85,3 @@ def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     quota = torch.minimum((counts.double() * share).round().long(), (counts - 1).clamp(min=0))
     held = rank < quota[labels[by_class]]
     return by_class[~held].sort().values, by_class[held].sort().values
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

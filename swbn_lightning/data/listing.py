@@ -1,6 +1,7 @@
 """Which image files make up a split: listed and checked before any of them is read."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,34 +46,17 @@ def load_listing(
     cache: ImageCache | None = None,
     source: str = "",
 ) -> ImageSet:
-    """All images of a listing in memory.
-
-    Args:
-        listing: what to read.
-        name: as :class:`~swbn_lightning.data.ImageSet`.
-        image_size: side to which images are resized, see :func:`~swbn_lightning.data.decode.read_image`.
-        channels: 3 for RGB, 1 for gray.
-        cache: takes the pixels from there if it has them, and leaves them there if not.
-        source: as :class:`~swbn_lightning.data.ImageSet`.
-
-    Raises:
-        InputError: an unreadable image.
-    """
-    files = listing.files
+    """All images of a listing in memory, from the cache if it has them, as RGB (3 channels) or gray (1)."""
     if cache is None:
-        images = read_images(files, image_size, channels, name)
+        images = read_images(listing.files, image_size, channels, name)
     else:
-        images = cache.images(files, listing.root, image_size, channels, name)
+        images = cache.images(listing.files, listing.root, image_size, channels, name)
     return ImageSet(images, listing.labels, tuple(listing.classes), name, source)
 
 
 def check_apart(name: str, splits: Mapping[str, ImageListing]) -> None:
-    """Raise :class:`InputError` if a class is in two of the ``splits``, or a file is listed twice, by whatever paths.
-
-    In one class too: else one image could be support and query of the same episode.
-    """
+    """Raise :class:`InputError` if a class is in two ``splits``, or a file is listed twice, by whatever paths."""
     split_of_class: dict[str, str] = {}
-    path_of_file: dict[tuple[int, int], tuple[str, Path]] = {}
     for split, listing in splits.items():
         for class_name in listing.classes:
             if (other := split_of_class.setdefault(class_name, split)) != split:
@@ -80,10 +64,20 @@ def check_apart(name: str, splits: Mapping[str, ImageListing]) -> None:
                     f"{name}: the class {class_name!r} is in both {other} and {split}; a class of evaluation "
                     "must not have been trained on."
                 )
-        for file in listing.files:
-            found = file.stat()  # of what a link points to
+    require_distinct_files(name, {split: listing.files for split, listing in splits.items()})
+
+
+def require_distinct_files(name: str, splits: Mapping[str, Iterable[str | Path]]) -> None:
+    """Raise :class:`InputError` if a file is there twice, by whatever paths, in one split or in two.
+
+    In one class too: else one image could be support and query of the same episode.
+    """
+    seen: dict[tuple[int, int], tuple[str, str | Path]] = {}
+    for split, files in splits.items():
+        for file in files:
+            found = os.stat(file)  # noqa: PTH116 - of what a link points to; a million
             key = (found.st_dev, found.st_ino)
-            if key in path_of_file and found.st_ino:  # some file systems number nothing
-                other, first = path_of_file[key]
+            if key in seen and found.st_ino:  # some file systems number nothing
+                other, first = seen[key]
                 raise InputError(f"{name}: {first} of {other} and {file} of {split} are one and the same file.")
-            path_of_file[key] = split, file
+            seen[key] = split, file

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from swbn_lightning.data.files import require_regular, shown_text
+from swbn_lightning.data.files import require_regular
 from swbn_lightning.data.listing import ImageListing
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import printable
 
 COLUMNS = ("filename", "label")
 
@@ -17,17 +18,12 @@ MAX_LINES, MAX_LINE, MAX_CHARACTERS = 5_000_000, 20_000, 500_000_000
 
 
 def read_image_list(path: Path) -> list[tuple[str, str]]:
-    """The rows of a csv file with the columns ``filename`` and ``label`` (others are passed over).
-
-    Raises:
-        InputError: an unreadable file or one of absurd length, no such columns, no rows, an empty cell, a file that is
-            listed twice.
-    """
+    """The rows of a csv file with the columns ``filename`` and ``label`` (others are passed over)."""
     try:
         reader = csv.DictReader(_lines(path), skipinitialspace=True)
         columns = [name.strip() for name in reader.fieldnames or ()]
         if not set(COLUMNS) <= set(columns):
-            begins = shown_text(",".join(columns))
+            begins = printable(",".join(columns)[:100])
             raise InputError(f"{path} needs the columns {','.join(COLUMNS)}, but begins with {begins!r}.")
         reader.fieldnames = columns
         rows = [(row["filename"] or "", row["label"] or "", reader.line_num) for row in reader]
@@ -46,11 +42,7 @@ def read_image_list(path: Path) -> list[tuple[str, str]]:
 
 
 def read_class_list(path: Path) -> list[str]:
-    """The class names of a text file, one a line; empty lines and lines that begin with ``#`` are passed over.
-
-    Raises:
-        InputError: an unreadable file or one of absurd length, no names, a name twice.
-    """
+    """The class names of a text file, one a line; empty lines and lines that begin with ``#`` are passed over."""
     try:
         lines = [line.strip() for line in _lines(path)]
     except (OSError, UnicodeDecodeError) as error:
@@ -82,12 +74,7 @@ class Contained:
     """Names from a list as paths below ``root``, none of which may lie elsewhere.
 
     A list from the network may name any file of the machine: absolute names, ``..`` and links that lead out of the root
-    are refused. The root and ``bases`` may themselves be links: they are the user's, who keeps images elsewhere.
-
-    Args:
-        root: the folder.
-        bases: folders below it whose names the package chose and no list did; what lies in them, wherever they lead,
-            is inside too.
+    are refused. The root may itself be a link, and so may ``bases``, folders below it whose names no list chose.
     """
 
     def __init__(self, root: Path, bases: Iterable[Path] = ()) -> None:
@@ -96,11 +83,7 @@ class Contained:
         self._good_folders: set[Path] = set()
 
     def __call__(self, name: str, source: Path) -> Path:
-        """The path that ``name``, from the list ``source``, means; it need not exist.
-
-        Raises:
-            InputError: it lies outside the root, or cannot be a file's name.
-        """
+        """The path that ``name``, from the list ``source``, means; it need not exist."""
         self.require_relative(name, source)
         path = self.root / name
         try:
@@ -113,19 +96,18 @@ class Contained:
         except InputError:
             raise
         except OSError as error:  # it is too long
-            raise InputError(f"{source} names {shown_text(name)!r}, which cannot be a file: {error!s:.40}.") from error
+            raise InputError(
+                f"{source} names {printable(name[:100])!r}, which cannot be a file: {error!s:.40}."
+            ) from error
         return path
 
     def require_relative(self, name: str, source: Path) -> None:
-        """Raise :class:`InputError` for an absolute name, or one with ``..``, in the words of any system.
-
-        For one with control characters too.
-        """
+        """Raise :class:`InputError` for an absolute name, ``..``, as any system has them, and control characters."""
         windows = PureWindowsPath(name)
         if PurePosixPath(name).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
             raise InputError(f"{source} names {name!r}: names must be relative to {self.root}, without '..'.")
         if any(unicodedata.category(character) == "Cc" for character in name):  # a zero byte, or what steers a terminal
-            raise InputError(f"{source} names {shown_text(name)!r}, which holds control characters.")
+            raise InputError(f"{source} names {printable(name[:100])!r}, which holds control characters.")
 
     def _require_inside(self, path: Path, name: str, source: Path) -> None:
         found = path.resolve()

@@ -65,11 +65,7 @@ class ResumableLoader(StayingLoader):
     Of another epoch all batches are handed out, since a checkpoint made at an epoch's end is gone on with at the next.
 
     Nothing is taken from the process's random stream: what DataLoader seeds its workers with is a function of
-    (seed of the order, epoch).
-
-    Args:
-        args: as ``DataLoader``.
-        kwargs: as ``DataLoader``.
+    (seed of the order, epoch). The arguments are ``DataLoader``'s.
 
     Raises:
         InputError: when iterated, a state in the middle of an epoch and another sampler than an ``EpochSampler``,

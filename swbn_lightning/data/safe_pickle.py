@@ -9,15 +9,16 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from swbn_lightning.data.files import open_regular, shown_text
+from swbn_lightning.data.files import open_regular
 from swbn_lightning.data.unpickler import DataUnpickler
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import printable
 
 
 def load_pickle(path: str | Path) -> Any:
     """The content of a pickle of arrays, lists, dicts, strings and numbers; Python 2's too.
 
-    Byte strings of more than 1 MiB come as ``bytearray``, and arrays may be read-only.
+    Arrays may be read-only.
 
     Raises:
         InputError: the file cannot be read, is no regular file, is a web page, is not a pickle or is cut short, or
@@ -33,7 +34,7 @@ def load_pickle(path: str | Path) -> Any:
     except Exception as error:  # a broken pickle raises almost anything, of memory and recursion too
         if _is_web_page(path):
             raise InputError(f"{path} is not a readable pickle but a web page: the download was refused.") from error
-        reason = shown_text(str(error), 200)
+        reason = printable(str(error)[:200])
         if not isinstance(error, pickle.UnpicklingError):
             reason = f"{type(error).__name__}: {reason}"
         raise InputError(f"{path} is not a readable pickle ({reason}).") from error

@@ -11,6 +11,7 @@ import math
 import pickle
 import secrets
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -19,9 +20,8 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from swbn_lightning.data.files import shown_text
-from swbn_lightning.data.pickle_names import CONTAINERS, DTYPES, KEYS, LEAVES, NAMES, NUMBERS, Name
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import printable
 
 MAX_STEPS = 40_000_000
 """Opcodes in a pickle; 450,000 images, each an array of its own, take ten million. One takes at most some 100 bytes."""
@@ -34,8 +34,31 @@ MAX_NUMERIC_KEYS = 10_000  # in a dict; numbers can be chosen so that each takes
 MAX_DIMENSIONS = 32  # of an array; numpy 1 has no more
 
 _OTHER_ARRAY = "it holds an array of another kind than plain numbers"
-_LARGE = 2**20  # longer byte strings are read into a bytearray, which an array can use as it is and may write to
 _WHOLE_NUMBERS = range(-(2**63), 2**64)
+
+
+class Name(Enum):
+    """What a pickle of data may name. A mark each, which nobody can call."""
+
+    RECONSTRUCT, SCALAR, FROMBUFFER, NDARRAY, DTYPE, ENCODE, EMPTY_BYTES = range(7)
+
+
+NAMES = {
+    ("numpy", "ndarray"): Name.NDARRAY,
+    ("numpy", "dtype"): Name.DTYPE,
+    # How Python 3 writes bytes in pickles of protocol 2, and how it writes b"".
+    ("_codecs", "encode"): Name.ENCODE,
+    ("__builtin__", "bytes"): Name.EMPTY_BYTES,
+}
+for _package in ("numpy.core", "numpy._core"):  # numpy 2 renamed it
+    NAMES[f"{_package}.multiarray", "_reconstruct"] = Name.RECONSTRUCT
+    NAMES[f"{_package}.multiarray", "scalar"] = Name.SCALAR
+    NAMES[f"{_package}.numeric", "_frombuffer"] = Name.FROMBUFFER
+
+DTYPES = {code: np.dtype(code) for code in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
+NUMBERS = frozenset({bool, int, float, *(dtype.type for dtype in DTYPES.values())})
+KEYS = frozenset({str, bytes, NoneType, *NUMBERS})
+LEAVES = frozenset({np.ndarray, *KEYS})
 
 
 class _Unfinished:
@@ -48,10 +71,6 @@ class _Unfinished:
 
 class DataUnpickler(pickle._Unpickler):
     """Python's, without everything that calls, and with bounds.
-
-    Args:
-        file: read to the end of the pickle.
-        path: of the file, for messages.
 
     Raises:
         InputError: from ``load``, of a name that is not admitted.
@@ -93,8 +112,9 @@ class DataUnpickler(pickle._Unpickler):
 
     def read(self, count: int) -> bytes:
         """``count`` bytes. Not more than are there is asked for: the bytes of an absurd length would be allocated."""
-        if count > 255:
-            self._require_left(count)
+        left = self._size - self._file.tell() if count > 255 else count
+        if count > left:
+            raise UnpicklingError(f"it is cut short, or says that {count} bytes follow where there are {left}")
         if len(content := self._file.read(count)) < count:
             raise UnpicklingError("it is cut short")
         return content
@@ -103,9 +123,10 @@ class DataUnpickler(pickle._Unpickler):
         try:
             return NAMES[module, name]
         except KeyError:
+            named = printable(f"{module}.{name}"[:100])
             raise InputError(
-                f"{self._path} names {shown_text(f'{module}.{name}')}, which is neither an array, a list nor a string: "
-                "it may want to run code and was not loaded."
+                f"{self._path} names {named}, which is neither an array, a list nor a string: it may want to run code "
+                "and was not loaded."
             ) from None
 
     def load_frame(self) -> None:
@@ -122,13 +143,8 @@ class DataUnpickler(pickle._Unpickler):
     def load_long1(self) -> None:
         self.append(self._whole(int.from_bytes(self.read(self.read(1)[0]), "little", signed=True)))
 
-    def load_binbytes(self, width: int = 4, small: int = _LARGE) -> None:
-        count = int.from_bytes(self.read(width), "little")
-        self._require_left(count)
-        content: bytes | bytearray = self.read(count) if count <= small else bytearray(count)
-        if isinstance(content, bytearray):
-            self._file.readinto(content)  # type: ignore[attr-defined]  # a BufferedReader has it
-        self.append(content)
+    def load_bytearray8(self) -> None:
+        self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     def load_tuple(self) -> None:
         items = self.pop_mark()  # first: it puts another stack in place
@@ -194,25 +210,14 @@ class DataUnpickler(pickle._Unpickler):
         self.stack[-1] = target.value
         self._depths.pop(id(state), None)  # its bytes need not be held
 
-    def _require_left(self, count: int) -> None:
-        left = self._size - self._file.tell()
-        if count > left:
-            raise UnpicklingError(f"it is cut short, or says that {count} bytes follow where there are {left}")
-
     def _whole(self, value: int) -> int:
         if value not in _WHOLE_NUMBERS:
             raise UnpicklingError("it holds a whole number of more than 64 bits")
         return value
 
-    def _encoded(self, text: str) -> bytes | bytearray:
+    def _encoded(self, text: str) -> bytes:
         self._spend("encoded text", len(text))
-        if len(text) <= _LARGE:
-            return text.encode("latin1")
-        content = bytearray(len(text))
-        for start in range(0, len(text), _LARGE):  # the whole at once would be held twice
-            part = text[start : start + _LARGE].encode("latin1")
-            content[start : start + len(part)] = part
-        return content
+        return text.encode("latin1")
 
     def _spend(self, what: str, count: int) -> None:
         # Many arrays could share the same few bytes, and many byte strings the same text.
@@ -279,10 +284,6 @@ class DataUnpickler(pickle._Unpickler):
                     return self._array((), dtype, "C", raw)[()]
                 case Name.FROMBUFFER, (raw, np.dtype() as dtype, shape, "C" | "F" as order):
                     return self._array(shape, dtype, order, raw)
-                case Name.FROMBUFFER, (raw, np.dtype() as dtype, shape, "K", tuple() as axes) if len(axes) == len(
-                    shape
-                ):
-                    return self._array(shape, dtype, "C", raw).transpose(axes)
                 case Name.ENCODE, (str() as text, "latin1"):
                     return self._encoded(text)
                 case Name.EMPTY_BYTES, ():
@@ -310,7 +311,7 @@ class DataUnpickler(pickle._Unpickler):
             raise UnpicklingError("it holds an array whose shape is no tuple of a few whole numbers")
         if isinstance(raw, str):  # Python 2's bytes
             raw = self._encoded(raw)
-        if type(raw) not in (bytes, bytearray) or len(raw) != math.prod(shape) * dtype.itemsize:
+        if type(raw) is not bytes or len(raw) != math.prod(shape) * dtype.itemsize:
             raise UnpicklingError("it holds an array whose bytes are not as many as its shape says")
         self._spend("arrays", len(raw))
         if dtype.kind == "b" and raw.translate(None, b"\0\1"):
@@ -323,7 +324,7 @@ class DataUnpickler(pickle._Unpickler):
         pending, seen = [content], set()
         while pending:
             value = pending.pop()
-            if type(value) in CONTAINERS:
+            if type(value) in (list, tuple, dict):
                 if id(value) not in seen:
                     seen.add(id(value))
                     pending.extend(value.values() if type(value) is dict else value)
@@ -336,14 +337,12 @@ class DataUnpickler(pickle._Unpickler):
 for _name in (
     "PROTO", "FRAME", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2",
     "LONG", "LONG1", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "TUPLE", "EMPTY_TUPLE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8", "TUPLE", "EMPTY_TUPLE",
     "LIST", "EMPTY_LIST", "DICT", "EMPTY_DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "PUT", "BINPUT",
     "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
 ):  # fmt: skip
     _code = getattr(pickle, _name)[0]
     _method = vars(DataUnpickler).get(f"load_{_name.lower()}", pickle._Unpickler.dispatch[_code])
     DataUnpickler.dispatch[_code] = _method
-DataUnpickler.dispatch[pickle.BINBYTES8[0]] = partial(DataUnpickler.load_binbytes, width=8)
-DataUnpickler.dispatch[pickle.BYTEARRAY8[0]] = partial(DataUnpickler.load_binbytes, width=8, small=-1)
 for _length, _opcode in enumerate((pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3), start=1):
     DataUnpickler.dispatch[_opcode[0]] = partial(DataUnpickler._load_short_tuple, length=_length)

@@ -20,26 +20,18 @@ _LOOK_EVERY = 5.0  # seconds
 class StayOnSigterm:
     """A ``worker_init_fn``: SIGTERM ends the worker only if the process that started the worker sent it, or is gone.
 
-    A worker that dies of the signal takes the training along: torch raises an error in the midst of whatever the
-    training does, and nothing is saved. So the worker hands out batches until the training has ended its step and ends
-    the worker, which it does at once, as ever. A training that was killed leaves no worker either: each looks
-    whether it is still there every five seconds. (torch does, too, but not behind a fork server, nor in a worker that
-    was still starting.) A worker that is killed, by SIGKILL or for want of memory, is still an error.
+    A worker that dies of the signal takes the training along, and nothing is saved. So the worker hands out batches
+    until the training has ended its step and ends the worker. A training that was killed leaves no worker either: each
+    looks every five seconds whether it is still there. A worker that is killed by SIGKILL is still an error.
 
-    :class:`StayingLoader` sets this by itself. With a ``DataLoader`` of one's own, as
-    ``DataLoader(..., worker_init_fn=StayOnSigterm())``, a worker still dies of a signal that comes in the
-    milliseconds (with the start method ``spawn``: seconds) before it is called.
-
-    Only where the sender of a signal can be told, which is on Linux. On macOS and Windows the worker stays as torch
-    makes it; there SIGTERM must go to the training's process only.
-
-    A program that the data set starts in the worker inherits the blocked signal: end it with SIGKILL.
+    :class:`StayingLoader` sets this by itself. With a ``DataLoader`` of one's own a worker still dies of a signal that
+    comes before this is called. Only on Linux, where the sender of a signal can be told; elsewhere SIGTERM must go to
+    the training's process only. A program that the data set starts in the worker inherits the blocked signal.
 
     Args:
         then: called afterwards in the worker, with its number; another ``worker_init_fn``.
-        ignored: signals that the worker ignores: those which the training answers. A forked worker would answer
-            them too, with the training's own handler: SLURM's requeueing would save the model as it was when the worker
-            was started.
+        ignored: signals that the training answers, and the worker must not: SLURM's requeueing would save the model as
+            it was when the worker was forked.
     """
 
     def __init__(self, then: Callable[[int], None] | None = None, ignored: tuple[int, ...] = ()) -> None:

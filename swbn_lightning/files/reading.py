@@ -33,12 +33,7 @@ _MOST_RUNS = 2_000
 
 
 class UnreadableFile(InputError):
-    """A file of a run that cannot be read, and why.
-
-    Args:
-        path: of the file.
-        reason: in a few words, without the file's name.
-    """
+    """A file of a run that cannot be read, and why."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(f"{printable(path)} cannot be read: {reason}.")
@@ -47,11 +42,7 @@ class UnreadableFile(InputError):
 
 @contextlib.contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Whatever goes wrong within is told of the file; a foreign one raises almost anything.
-
-    Raises:
-        UnreadableFile: something went wrong.
-    """
+    """Whatever goes wrong within is an :class:`UnreadableFile`; a foreign one raises almost anything."""
     try:
         yield
     except UnreadableFile:
@@ -67,15 +58,7 @@ def reading(path: str | Path) -> Iterator[None]:
 
 
 def read_json(path: Path, most: int = _MOST_VALUES[".json"]) -> dict[str, Any]:
-    """The mapping in a JSON file; the numbers in it may be NaN or infinite.
-
-    Args:
-        path: of the file.
-        most: values in it.
-
-    Raises:
-        UnreadableFile: anything else, or more than a limit.
-    """
+    """The mapping of at most ``most`` values in a JSON file; the numbers in it may be NaN or infinite."""
     with reading(path), _opened(path) as file:
         return plain_mapping(json.loads(file.read()), most)
 
@@ -83,23 +66,14 @@ def read_json(path: Path, most: int = _MOST_VALUES[".json"]) -> dict[str, Any]:
 def read_yaml(path: Path, link: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file, by the safe loader; dates and numbers in base 60 are words.
 
-    Args:
-        path: of the file.
-        link: whether it may be a link, as the user's own file may.
-
-    Raises:
-        UnreadableFile: anything else, or more than a limit.
+    It may be a ``link`` only where it is the user's own.
     """
     with reading(path), _opened(path, ".yaml", link) as file:
         return parse_yaml(file.read())
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
-    """The mapping in a YAML text, as :func:`read_yaml`.
-
-    Raises:
-        InputError: anything else, or more than a limit; other errors of the parser.
-    """
+    """The mapping in a YAML text, as :func:`read_yaml`; raises the parser's errors too."""
     text, most = _SURROGATE.sub(r"\\\\", text), _MOST_VALUES[".yaml"]
     _check_references(text, most)  # before they are followed
     return plain_mapping(yaml.load(text, _Loader), most)
@@ -138,11 +112,7 @@ def csv_rows(path: Path, columns: Collection[str] = (), log: bool = False) -> It
 
 
 def flatten(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; an empty mapping and a list of plain values stand as values.
-
-    Raises:
-        InputError: nested more than 40 deep, more than 20,000 values, or a dotted key of more than 1,000 letters.
-    """
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; an empty mapping and a list of plain values stand as values."""
     flat: dict[str, Any] = {}
     _flatten(settings, "", 0, flat)
     return flat
@@ -161,11 +131,7 @@ def finite(value: object) -> float | None:
 
 
 def whole(text: str) -> int:
-    """The whole number that a text is.
-
-    Raises:
-        InputError: none, or a larger one than any count.
-    """
+    """The whole number that a text is, if it may be a count."""
     try:
         value = int(text) if len(text) < 20 else _MOST_WHOLE + 1
     except ValueError:
@@ -181,11 +147,7 @@ def printable(text: object) -> str:
 
 
 def folders_with(path: Path, names: Collection[str]) -> list[Path]:
-    """A folder and those below it that have a file of one of these names; of a link to a folder the folder itself only.
-
-    Raises:
-        InputError: more files and folders than can be looked through, or more runs than can be shown.
-    """
+    """A folder and those below it that have a file of one of these names; of a linked folder itself only."""
     found, seen, above = [], 0, str(path).count(os.sep)
     for here, folders, files in os.walk(path):
         seen += 1 + len(files)
@@ -215,31 +177,16 @@ def _opened(path: Path, kind: str = "", link: bool = False) -> Iterator[TextIO]:
         if path.is_symlink():
             raise InputError("it is a link, which could show any file of yours; put a copy of the file in its place")
         flags |= getattr(os, "O_NOFOLLOW", 0)  # it may have become one since
-    with open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, flags)) as file:
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise InputError("it is not a regular file")
         if found.st_size > most:
             raise InputError(f"it has {found.st_size >> 20} MiB, and {most >> 20} are the most that is read")
-        with io.TextIOWrapper(io.BufferedReader(_Bounded(file, most)), encoding="utf-8", newline="") as content:
-            yield content
-
-
-class _Bounded(io.RawIOBase):
-    """A file of which no more is read, whatever size it says it has: some of /proc say 0 and never end."""
-
-    def __init__(self, file: io.FileIO, most: int) -> None:
-        self._file, self._most, self._left = file, most, most
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
-        self._left -= count
-        if self._left < 0:
-            raise InputError(f"it has more than {self._most >> 20} MiB, the most that is read")
-        return count
+        content = file.read(most + 1)  # some of /proc say that they have no bytes, and never end
+        if len(content) > most:
+            raise InputError(f"it has more than {most >> 20} MiB, the most that is read")
+    yield io.StringIO(content.decode(), newline="")
 
 
 def plain_mapping(content: Any, most: int) -> dict[str, Any]:

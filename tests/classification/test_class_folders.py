@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import v2
 
 from classification import ImageFolderDataModule, ImageNetDataModule
 from classification.datamodules.folders import IMAGENET_MEAN, IMAGENET_STD
@@ -41,6 +40,8 @@ def sizes(data):
 def test_one_folder_is_divided_class_by_class(whole):
     data = ImageFolderDataModule(root=str(whole), image_size=8)
     assert data.num_classes == 3 and data.channels == 3 and data.has_validation
+    gray = ImageFolderDataModule(root=str(whole), image_size=8, mean=(0.5,), std=(0.25,))
+    assert gray.channels == 1 and gray.image_set("train").images.shape[1:] == (1, 8, 8)
     assert sizes(data) == {"train": [14] * 3, "val": [2] * 3, "test": [4] * 3}
     images = torch.cat([data.image_set(split).images for split in ("train", "val", "test")]).flatten(1)
     assert len(images.unique(dim=0)) == 60  # none is in two parts
@@ -48,8 +49,6 @@ def test_one_folder_is_divided_class_by_class(whole):
     assert torch.equal(again.image_set("test").images, data.image_set("test").images)  # whichever is asked for first
     other = ImageFolderDataModule(root=str(whole), image_size=8, split_seed=1)
     assert not torch.equal(other.image_set("test").images, data.image_set("test").images)
-    halves = ImageFolderDataModule(root=str(whole), image_size=8, val_share=0.5, test_share=0.5)
-    assert sizes(halves) == {"train": [5] * 3, "val": [5] * 3, "test": [10] * 3}  # the test's half first
     given = ImageFolderDataModule(root=str(whole), image_size=8, val_share=0, test_share=0.5, batch_size=4)
     given.setup("fit")
     assert not given.has_validation and sizes_of(given, "train", "test") == [30, 30]
@@ -80,11 +79,6 @@ def test_folders_of_splits_are_taken_as_they_are(divided):
         data.setup("test")
 
 
-def test_one_value_of_mean_and_deviation_reads_gray(whole):
-    data = ImageFolderDataModule(root=str(whole), image_size=8, mean=(0.5,), std=(0.25,))
-    assert data.channels == 1 and data.image_set("train").images.shape[1:] == (1, 8, 8)
-
-
 def test_roots_and_options_that_cannot_work(tmp_path, whole, divided):
     def error(**options):
         with pytest.raises(ValueError) as caught:
@@ -107,12 +101,9 @@ def test_roots_and_options_that_cannot_work(tmp_path, whole, divided):
     assert "b/4.png cannot be read as an image" in error(root=str(whole))
     for options, words in (
         ({"mean": (0.5, 0.5)}, "one value or three"),
-        ({"std": (0.5,)}, "one value or three"),
         ({"std": (0.2, 0.0, 0.2)}, "std above 0"),
         ({"image_size": 0}, "image_size must be"),
-        ({"val_share": 1.0}, "val_share must be"),
         ({"test_share": -0.1}, "test_share must be"),
-        ({"split_seed": -1}, "split_seed must not be negative"),
     ):
         with pytest.raises(ValueError, match=words):
             ImageFolderDataModule(root=str(whole), **options)
@@ -142,9 +133,6 @@ def test_imagenet_evaluates_the_centre_of_its_val_folder(imagenet):
     pixels = np.asarray(image.resize((30, 20), Image.Resampling.BILINEAR), np.float64)[2:18, 7:23] / 255
     expected = torch.from_numpy(((pixels - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1)).float()
     torch.testing.assert_close(torch.cat([batch.images for batch in batches])[3], expected, rtol=1e-5, atol=1e-5)
-    whole = data.load("test")
-    assert len(whole) == 6 and whole.class_names == ("n01", "n02") and whole.images.shape[1:] == (3, 16, 16)
-    assert torch.equal(data.normalize(whole.images), torch.cat([batch.images for batch in batches]))
 
 
 def test_imagenet_validates_on_images_held_out_of_train(imagenet):
@@ -153,9 +141,8 @@ def test_imagenet_validates_on_images_held_out_of_train(imagenet):
     assert sorted(train.numbers.tolist() + val.numbers.tolist()) == list(range(20))
     assert train.files.root == val.files.root == imagenet / "train"
     assert val.files.labels[val.numbers].bincount().tolist() == [2, 2]
-    sample = data.sample_images(3)
-    held_out = data.normalize(data.load("val").images)
-    assert len(sample) == 3 and all((image == held_out).flatten(1).all(1).any() for image in sample)
+    held_out = data.normalize(val.__getitems__([0, 1, 2, 3]).images)
+    assert all((image == held_out).flatten(1).all(1).any() for image in data.sample_images(3))
     everything = small(imagenet, val_share=0.0)
     everything.setup("fit")
     assert len(everything.training_dataset()) == 20 and everything.val_dataloader() == []
@@ -185,18 +172,9 @@ def test_imagenet_training_images_are_a_function_of_seed_epoch_and_image(imagene
     looks = []
     for epoch in range(30):
         data.set_epoch(epoch)
-        looks.append(data[0].images)
+        looks.append(data.__getitems__([0]).images)
     assert len(torch.cat(looks).unique(dim=0)) == 30
     assert torch.equal(torch.get_rng_state(), state)  # the process's own stream goes on undisturbed
-
-
-def test_imagenet_trains_on_torchvisions_recipe(imagenet):
-    steps = small(imagenet)._training.transforms
-    assert [type(step) for step in steps] == [v2.RandomResizedCrop, v2.RandomHorizontalFlip, v2.PILToTensor]
-    assert (steps[0].scale, steps[0].ratio, steps[1].p) == ((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    usual = ImageNetDataModule()
-    assert usual._training.transforms[0].size == (224, 224)
-    assert usual._evaluation.transforms[0].size == [256] and usual._evaluation.transforms[1].size == (224, 224)
 
 
 def test_imagenet_roots_and_options_that_cannot_work(imagenet, tmp_path):
@@ -209,16 +187,12 @@ def test_imagenet_roots_and_options_that_cannot_work(imagenet, tmp_path):
     (tmp_path / "ILSVRC").mkdir()
     assert f"{tmp_path} has no train/ (it holds ILSVRC)" in error(tmp_path)
     write_images(tmp_path / "train", ("n01", "n02"), 3)
-    (tmp_path / "train" / "n03").mkdir()
-    assert "class folder " in error(tmp_path) and "n03 holds no images" in error(tmp_path)
-    (tmp_path / "train" / "n03").rmdir()
     data = small(tmp_path, val_share=0)
     data.setup("fit")
     with pytest.raises(ValueError, match=r"has no val/ \(it holds ILSVRC, train\)"):
         data.setup("test")
     write_images(tmp_path / "val", ("n01", "n04"), 1)
-    with pytest.raises(ValueError, match=r"missing n02 \(1\), foreign n04 \(1\)"):
-        data.setup("test")
+    assert "missing n02 (1), foreign n04 (1)" in error(tmp_path)
     (tmp_path / "train" / "n01" / "0.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"n01/0.png cannot be read as an image"):
         data.training_dataset().__getitems__(list(range(6)))
@@ -229,12 +203,8 @@ def test_imagenet_roots_and_options_that_cannot_work(imagenet, tmp_path):
         ImageNetDataModule(crop_padding=4)
 
 
-@pytest.mark.parametrize(
-    ("train", "val", "test"),
-    [("train", "valid", "test"), ("training", "validation", "testing"), ("Train", "dev", "Test")],
-)
-def test_usual_other_names_of_splits_are_read(tmp_path, train, val, test):
-    for folder, count in ((train, 20), (val, 6), (test, 4)):
+def test_usual_other_names_of_splits_are_read(tmp_path):
+    for folder, count in (("training", 20), ("Validation", 6), ("testing", 4)):
         write_images(tmp_path / folder, "abc", count)
     data = ImageFolderDataModule(root=str(tmp_path), image_size=8, batch_size=8)
     for stage in ("fit", "test"):
@@ -254,33 +224,10 @@ def test_a_folder_beside_the_splits_is_never_dropped_in_silence(divided):
 
     (divided / "val").rename(divided / "holdout")
     message = error()
-    assert f"{divided} holds train/, test/, which are names of splits, and beside them holdout, which" in message
-    assert "val or valid or validation or dev" in message
+    assert f"{divided} holds test/, train/, which are names of splits, and beside them holdout, which" in message
+    assert "val or valid or validation or dev" in message and f"into {divided}/train/, or give it another" in message
     (divided / "holdout").rename(divided / "val")
     write_images(divided / "valid", "abc", 1)
     assert f"{divided} holds val/ and valid/, both of val; keep one" in error()
     (divided / "valid").rename(divided / ".valid")  # hidden: not meant
     ImageFolderDataModule(root=str(divided), image_size=8, batch_size=4).setup("fit")
-
-
-def test_classes_called_train_get_a_message_that_is_true(tmp_path):
-    def error(root):
-        with pytest.raises(ValueError) as caught:
-            ImageFolderDataModule(root=str(root), image_size=8, batch_size=4).setup("fit")
-        return str(caught.value)
-
-    write_images(tmp_path, ("bus", "plane", "train"), 20)  # vehicles
-    message = error(tmp_path)
-    assert "beside them bus, plane, which are not" in message
-    assert f"If train/ is a class, put all class folders into {tmp_path}/train/, or give it another name." in message
-    for name in ("bus", "plane"):
-        (tmp_path / name).rename(tmp_path.parent / name)
-    assert f"{tmp_path}/train holds images, not class folders" in error(tmp_path)
-    # As the message says: below train/ a class may have any name.
-    (tmp_path / "train").rename(tmp_path.parent / "train")
-    (tmp_path / "train").mkdir()
-    for name in ("bus", "plane", "train"):
-        (tmp_path.parent / name).rename(tmp_path / "train" / name)
-    data = ImageFolderDataModule(root=str(tmp_path), image_size=8, batch_size=4)
-    data.setup("fit")
-    assert data.image_set("train").class_names == ("bus", "plane", "train")

@@ -5,7 +5,6 @@ import types
 from urllib.error import URLError
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torchvision.transforms.v2 import functional as tv
 
@@ -13,8 +12,6 @@ from classification import (
     CIFAR10DataModule,
     CIFAR100DataModule,
     FashionMNISTDataModule,
-    GlyphDataModule,
-    ImageClassifier,
     MNISTDataModule,
 )
 
@@ -52,7 +49,7 @@ def test_splits(module, name, channels, counts, tiny_mnist, tiny_cifar10, tiny_c
         data.setup(stage)
     for split, count in zip(("train", "val", "test"), counts, strict=True):
         image_set = data.image_set(split)
-        assert len(image_set) == count and image_set.channels == data.channels == channels
+        assert len(image_set) == count and image_set.images.shape[1] == data.channels == channels
         assert image_set.num_classes == len(image_set.class_names) == data.num_classes
         assert image_set.name == f"{name}/{split}"
         assert image_set.images.is_contiguous(memory_format=torch.channels_last)
@@ -145,59 +142,6 @@ def test_training_batches_are_whole_and_a_function_of_seed_and_epoch(tiny_cifar1
     assert not torch.equal(run(epochs=1, seed=4)[0].images, first[0].images)
 
 
-def test_an_images_augmentation_does_not_depend_on_its_batch(tiny_mnist):
-    # Each image is filled with its number, so what erasing left tells which image it is.
-    def seen(batch_size, *epochs, seed=0):
-        data = MNISTDataModule(root=str(tiny_mnist), val_share=0, batch_size=batch_size, erasing=1.0, seed=seed)
-        loader = data.train_dataloader()
-        for epoch in epochs:
-            loader.sampler.set_epoch(epoch)
-            drawn = [pair for raw in loader for pair in zip(raw.images, raw.erased, strict=True)]
-            yield {int(image.max()): tuple(rectangle.tolist()) for image, rectangle in drawn}
-
-    first, second = seen(10, 1, 2)
-    (again,), (other,) = seen(50, 1), seen(10, 1, seed=1)
-    assert len(first) == 200 and again == first
-    for differs in (second, other):
-        assert sum(first[number] == differs[number] for number in first) < 10
-
-
-def test_the_order_of_one_seed_is_not_anothers_an_epoch_later(tiny_mnist):
-    def order(seed, epoch):
-        sampler = MNISTDataModule(root=str(tiny_mnist), batch_size=10, seed=seed).train_dataloader().sampler
-        sampler.set_epoch(epoch)
-        return list(sampler)
-
-    assert order(0, 1) == order(0, 1) and order(0, 1) != order(1, 0)
-
-
-class Recorder(pl.Callback):
-    def __init__(self):
-        self.means = []
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.means.append(batch.images.mean().item())
-
-
-def test_under_lightning_epochs_differ_and_the_global_seed_decides():
-    # The same augmentation each epoch is Lightning issue 20412.
-    def record(seed):
-        pl.seed_everything(seed)
-        data = GlyphDataModule(num_classes=4, images_per_class=8, batch_size=16, crop_padding=3)
-        model = ImageClassifier(num_classes=4, backbone="mlp", backbone_args={"hidden": [8]})
-        recorder = Recorder()
-        trainer = pl.Trainer(
-            max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
-            enable_model_summary=False, callbacks=[recorder], num_sanity_val_steps=0, limit_val_batches=0,
-        )  # fmt: skip
-        trainer.fit(model, datamodule=data)
-        return recorder.means
-
-    first = record(0)
-    assert len(first) == len(set(first)) == 4
-    assert record(0) == first and record(1) != first
-
-
 def test_processes_take_other_images_in_training_and_every_image_once_in_evaluation(tiny_mnist):
     def numbers(loader):
         return [batch.images[:, 0, 0, 0].tolist() for batch in loader]
@@ -215,24 +159,13 @@ def test_processes_take_other_images_in_training_and_every_image_once_in_evaluat
     assert len({len(part) for part in tests}) == 1
 
 
-def test_batches_are_pinned_for_a_gpu_alone(tiny_mnist):
-    data = MNISTDataModule(root=str(tiny_mnist), batch_size=10)
-    assert not data.train_dataloader().pin_memory
-    assert not as_process(data, 1, 0).train_dataloader().pin_memory
-    as_process(data, 1, 0, "cuda")
-    assert all(loader.pin_memory for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"batch_size": 0}, "batch_size must be"),
-        ({"eval_batch_size": 0}, "eval_batch_size must be"),
-        ({"num_workers": -1}, "must not be negative"),
         ({"seed": -1}, "must not be negative"),
         ({"split_seed": -1}, "split_seed must not be negative, got split_seed=-1"),
         ({"val_share": 1.0}, r"val_share must be in \[0, 1\), got 1.0"),
-        ({"val_share": -0.1}, r"val_share must be in \[0, 1\)"),
         ({"crop_padding": -1}, "crop padding must be at least 0"),
         ({"crop_padding_mode": "mirror"}, "unknown crop padding mode 'mirror'"),
         ({"erasing": 2.0}, r"probability of erasing must be in \[0, 1\], got 2.0"),
@@ -259,21 +192,13 @@ def test_what_is_wrong_with_files_is_said_before_training(tmp_path, tiny_mnist, 
     raw = tmp_path / "MNIST" / "raw"
     (raw / "t10k-labels-idx1-ubyte.gz").rename(tmp_path / "away")
     assert f"mnist: {raw} lacks t10k-labels-idx1-ubyte. {expected}" in error(MNISTDataModule, tmp_path)
-    (tmp_path / "away").rename(raw / "t10k-labels-idx1-ubyte.gz")
-    images = raw / "train-images-idx3-ubyte.gz"
-    images.write_bytes(images.read_bytes()[:-50])
-    assert f"{images} cannot be read" in error(MNISTDataModule, tmp_path)
-    assert "Fashion" not in error(MNISTDataModule, tmp_path)
 
     shutil.copytree(tiny_cifar10, tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "cifar-10-batches-py"
-    (folder / "data_batch_2").write_bytes((folder / "data_batch_2").read_bytes()[:1000])
-    assert f"{folder / 'data_batch_2'} is not a readable pickle" in error(CIFAR10DataModule, tmp_path)
     (folder / "data_batch_2").unlink()
     (folder / "batches.meta").unlink()
     for stage in ("fit", "test"):
         assert f"{folder} lacks data_batch_2, batches.meta." in error(CIFAR10DataModule, tmp_path, stage)
-    assert "nothing usable in" in error(CIFAR100DataModule, tmp_path)
 
     assert "val_share=0.001 of 200 images in 10 classes holds out none" in error(
         MNISTDataModule, tiny_mnist, val_share=0.001
@@ -291,31 +216,15 @@ def test_download_fetches_what_is_missing_through_torchvision(tmp_path, tiny_mni
 
     def fetch(root, download):
         asked.append((root, download))
+        if len(asked) == 1:
+            raise URLError("no route")
         shutil.copytree(tiny_mnist, root, dirs_exist_ok=True)
 
     monkeypatch.setattr(MNISTDataModule, "torchvision_class", staticmethod(fetch))
-    root = str(tmp_path / "data")
-    data = MNISTDataModule(root=root, download=True)
-    data.prepare_data()
-    data.prepare_data()  # the second time they are there
-    assert asked == [(root, True)]
+    data = MNISTDataModule(root=str(tmp_path), download=True)
+    with pytest.raises(ValueError, match=rf"Expected {tmp_path}/MNIST/raw/ with train.*The download failed: .*route"):
+        data.prepare_data()
+    data.prepare_data(), data.prepare_data()  # the last time they are there
     data.setup("fit")
     MNISTDataModule(root=str(tmp_path / "other")).prepare_data()  # not asked to
-    assert len(asked) == 1
-
-
-@pytest.mark.parametrize(
-    "failure", [URLError("no route"), RuntimeError("File not found or corrupted."), OSError("full")]
-)
-def test_a_download_that_fails_says_what_to_put_where(tmp_path, monkeypatch, failure):
-    def fail(root, download):
-        raise failure
-
-    monkeypatch.setattr(CIFAR10DataModule, "torchvision_class", staticmethod(fail))
-    with pytest.raises(ValueError) as caught:
-        CIFAR10DataModule(root=str(tmp_path), download=True).prepare_data()
-    message = str(caught.value)
-    assert f"Expected {tmp_path}/cifar-10-batches-py/ with data_batch_1" in message
-    assert "The download failed" in message and "--data.download" not in message
-    with pytest.raises(ValueError, match="give a root"):
-        CIFAR10DataModule(download=True).prepare_data()
+    assert asked == [(str(tmp_path), True)] * 2

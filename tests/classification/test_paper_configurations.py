@@ -15,7 +15,6 @@ CONFIGS = sorted(path for path in PAPER.rglob("*.yaml") if "class_path: fewshot.
 
 
 def _is_large(path):
-    """ImageNet's networks, wide and very deep ones take most of the time; theirs are tests of the slow suite."""
     return any(word in str(path.relative_to(PAPER)) for word in ("imagenet", "wrn", "epoch_time", "cifar100/resnetv2"))
 
 

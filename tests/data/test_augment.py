@@ -5,24 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import pad
 from torchvision.transforms import v2
 
 from swbn_lightning.data.augment import CropFlip, RandomErasing
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_crop_and_flip_equal_slicing(dtype):
-    augment = CropFlip(padding=3, flip=True)
-    images = torch.randint(1, 256, (50, 2, 7, 9)).to(dtype)
-    drawn = augment.draw(50, torch.Generator().manual_seed(0))
-    for image, (row, column, flip), result in zip(images, drawn, augment.apply(images, drawn), strict=True):
-        expected = pad(image, [3] * 4)[:, row : row + 7, column : column + 9]
-        assert torch.equal(result, expected.flip(-1) if flip else expected)
-    assert {tuple(values) for values in drawn.tolist()} != {(3, 3, 0)}
-    assert drawn[:, :2].min() == 0 and drawn[:, :2].max() == 6 and 10 < drawn[:, 2].sum() < 40
 
 
 def cropped_and_flipped_by_pixels(image, row, column, flip, padding, mode):
@@ -55,14 +42,6 @@ def test_crop_and_flip_equal_a_loop_over_pixels_in_any_layout(layout, channels, 
         assert np.array_equal(found, cropped_and_flipped_by_pixels(image, *numbers, padding, mode))
 
 
-def test_offsets_and_flips_are_uniform():
-    drawn = CropFlip(padding=1, flip=True).draw(9_000, torch.Generator().manual_seed(0))
-    for column, values in ((0, 3), (1, 3), (2, 2)):
-        counts = torch.bincount(drawn[:, column], minlength=values).double()
-        assert ((counts - 9_000 / values).abs() < 5 * (9_000 / values) ** 0.5).all()
-    assert abs(np.corrcoef(drawn.T.numpy())[np.triu_indices(3, 1)]).max() < 5 / 9_000**0.5
-
-
 def test_nothing_to_do_changes_nothing():
     augment = CropFlip()
     images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
@@ -79,35 +58,9 @@ def test_erasing_equals_a_loop_over_pixels():
     for number, (top, left, height, width) in enumerate(drawn.tolist()):
         for y in range(top, top + height):
             for x in range(left, left + width):
-                expected[number, :, y, x] = -2.5
-    found = erasing.apply(images, drawn, value=-2.5)
+                expected[number, :, y, x] = 0
+    found = erasing.apply(images, drawn)
     assert torch.equal(found, expected) and not torch.equal(found, images)
-    assert (erasing.apply(images, drawn) == 0).sum() == 3 * (drawn[:, 2] * drawn[:, 3]).sum()
-
-
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 40)])
-def test_rectangles_have_the_areas_and_ratios_asked_for(height, width):
-    drawn = RandomErasing(1.0).draw(20_000, (height, width), torch.Generator().manual_seed(0)).double()
-    top, left, h, w = drawn.T
-    assert (drawn >= 0).all() and (top + h <= height).all() and (left + w <= width).all()
-    assert (h[h > 0] < height).all() and (w[w > 0] < width).all()
-    erased = h > 0
-    assert erased.double().mean() > 0.999
-    # A side is rounded: it stands for sides up to half a pixel away.
-    least, most = ((h + d).clamp(min=0) * (w + d).clamp(min=0) / (height * width) for d in (-0.5, 0.5))
-    assert (most[erased] >= 0.02).all() and (least[erased] <= 0.33).all()
-    flat, tall = ((h + d) / (w - d) for d in (-0.5, 0.5))
-    assert (tall[erased] >= 0.3).all() and (flat[erased] <= 3.3).all()
-    # All places that leave the rectangle inside are alike: the mean is the middle, both ends occur.
-    for start, length, size in ((top, h, height), (left, w, width)):
-        share = (start / (size - length))[erased]
-        assert share.mean() == pytest.approx(0.5, abs=5 * 0.35 / 20_000**0.5) and share.min() == 0 and share.max() == 1
-
-
-def test_the_ratio_is_height_over_width():
-    drawn = RandomErasing(1.0, ratio=(2.0, 3.0)).draw(500, (64, 64), torch.Generator().manual_seed(0)).double()
-    height, width = drawn[:, 2], drawn[:, 3]
-    assert ((height + 0.5) / (width - 0.5) >= 2).all() and ((height - 0.5) / (width + 0.5) <= 3).all()
 
 
 def test_rectangles_are_distributed_as_torchvisions():
@@ -134,22 +87,8 @@ def test_the_share_of_erased_images_is_the_probability():
         erased = (drawn[:, 2] > 0).double().mean()
         assert erased == pytest.approx(probability, abs=5 * (probability * (1 - probability) / 10_000) ** 0.5 + 1e-9)
         assert ((drawn[:, 2] > 0) == (drawn[:, 3] > 0)).all()
-    # Which images are erased says nothing about where.
-    drawn = RandomErasing(0.25).draw(40_000, (32, 32), torch.Generator().manual_seed(0)).double()
-    drawn = drawn[drawn[:, 2] > 0]
-    for place in (drawn[:, 0] / (32 - drawn[:, 2]), drawn[:, 1] / (32 - drawn[:, 3])):
-        assert place.mean() == pytest.approx(0.5, abs=5 * 0.35 / len(drawn) ** 0.5)
     # Where no rectangle is smaller than the image, it stays whole.
     assert (RandomErasing(1.0).draw(100, (1, 1), torch.Generator())[:, 2:] == 0).all()
-    assert (RandomErasing(1.0, scale=(1.0, 1.0)).draw(100, (8, 8), torch.Generator())[:, 2:] == 0).all()
-
-
-def test_the_generator_alone_decides():
-    for draw in (lambda g: CropFlip(4, True).draw(50, g), lambda g: RandomErasing().draw(50, (32, 32), g)):
-        first = draw(torch.Generator().manual_seed(1))
-        torch.manual_seed(5)
-        assert torch.equal(draw(torch.Generator().manual_seed(1)), first)
-        assert not torch.equal(draw(torch.Generator().manual_seed(2)), first)
 
 
 def test_errors():
@@ -160,13 +99,5 @@ def test_errors():
     augment = CropFlip(padding=8, padding_mode="reflect")
     with pytest.raises(ValueError, match=r"border of 8 pixels needs larger images than \[8, 9\]"):
         augment.apply(torch.zeros(2, 1, 8, 9, dtype=torch.uint8), augment.draw(2, torch.Generator()))
-    for options, words in (
-        ({"probability": 1.5}, r"must be in \[0, 1\], got 1.5"),
-        ({"probability": math.nan}, "got nan"),
-        ({"scale": (0.3, 0.2)}, "erased share"),
-        ({"scale": (0.0, 1.5)}, "erased share"),
-        ({"ratio": (0.0, 1.0)}, "ratio must be"),
-        ({"ratio": (2.0, 1.0)}, "ratio must be"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            RandomErasing(**options)
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\], got nan"):
+        RandomErasing(math.nan)

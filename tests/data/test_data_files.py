@@ -1,4 +1,4 @@
-"""Files of MNIST's and CIFAR's form, whole and broken, and where they are looked for."""
+"""Files of MNIST's and CIFAR's form, whole and broken."""
 
 import gzip
 import pickle
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from swbn_lightning.data.cifar import cifar10_class_names, read_cifar10, read_cifar100
-from swbn_lightning.data.files import find_files
+from swbn_lightning.data.cifar import cifar10_class_names, read_cifar10
 from swbn_lightning.data.idx import read_idx, read_idx_images
 
 
@@ -46,8 +45,8 @@ def test_idx_files_that_are_broken(digits):
         assert str(folder / name) in str(caught.value)
         return str(caught.value)
 
-    assert "should hold 12x28x28 values after the first 16 bytes, but holds 9308" in error("a", whole[:-100])
-    assert "but holds 9409" in error("a", whole + b"x")
+    assert "should hold 12x28x28 values, but cannot hold more than 9324" in error("a", whole[:-100])
+    assert "but holds more" in error("a", whole + b"x")
     for content in (b"", whole[:10], b"<html>" + whole, bytes([0, 0, 13, 1]) + whole[4:], bytes([0, 0, 8, 0])):
         assert "is not an IDX file of unsigned bytes" in error("a", content)
     for content in (b"", packed[:-12], packed[:6], b"x" + packed, packed[:10] + b"\xff" + packed[11:]):
@@ -82,19 +81,15 @@ def test_cifar10_is_its_five_batches_in_order(tmp_path):
     # Red, green and blue plane after another, each row by row (Krizhevsky's description of the files).
     assert np.array_equal(images.numpy(), pixels.reshape(15, 3, 32, 32))
     assert read_cifar10(tmp_path, "test")[1].tolist() == batch(6, seed=9)["labels"]
+    names = [f"class {number}" for number in range(10)]
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=2))
+    assert cifar10_class_names(tmp_path) == tuple(names)
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": names[:9]}))
+    with pytest.raises(ValueError, match="batches.meta is not CIFAR-10's: expected 10 'label_names'"):
+        cifar10_class_names(tmp_path)
     (tmp_path / "data_batch_4").unlink()
     with pytest.raises(ValueError, match="cannot read .*data_batch_4"):
         read_cifar10(tmp_path, "train")
-
-
-class Hostile:
-    """A pickle that makes a file when it is loaded without restriction."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +100,6 @@ class Hostile:
         ({"data": np.zeros((2, 3071), np.uint8), "labels": [0, 1]}, r"got uint8 \[2, 3071\]"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, r"int64 labels \[1\]"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": ["cat", "dog"]}, r"object labels \[\]"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [[0], [1, 2]]}, r"object labels"),
         ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, r"uint8 \[0, 3072\]"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, "labels run from 0 to 10, not from 0 to 9"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [-1, 0]}, "labels run from -1 to 0"),
@@ -115,62 +109,3 @@ def test_files_that_are_not_cifar10(tmp_path, content, words):
     (tmp_path / "test_batch").write_bytes(pickle.dumps(content))
     with pytest.raises(ValueError, match=f"test_batch is not a CIFAR-10 file.*{words}"):
         read_cifar10(tmp_path, "test")
-
-
-def test_pickles_that_are_broken_or_hostile(tmp_path):
-    whole = pickle.dumps(batch(3))
-    for content in (whole[:-200], b"", b"<!DOCTYPE html>"):
-        (tmp_path / "test_batch").write_bytes(content)
-        with pytest.raises(ValueError, match="test_batch is not a readable pickle"):
-            read_cifar10(tmp_path, "test")
-    made = tmp_path / "made"
-    for content in (Hostile(made), {**batch(3), "filenames": Hostile(made)}):
-        (tmp_path / "test_batch").write_bytes(pickle.dumps(content))
-        (tmp_path / "test").write_bytes(pickle.dumps(content))
-        (tmp_path / "batches.meta").write_bytes(pickle.dumps(content))
-        for read in (lambda: read_cifar10(tmp_path, "test"), lambda: read_cifar100(tmp_path, "test"),
-                     lambda: cifar10_class_names(tmp_path)):  # fmt: skip
-            with pytest.raises(ValueError, match="may want to run code and was not loaded"):
-                read()
-    assert not made.exists()
-
-
-def test_class_names_of_cifar10(tmp_path):
-    names = [f"class {number}" for number in range(10)]
-    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=2))
-    assert cifar10_class_names(tmp_path) == tuple(names)
-    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": names[:9]}))
-    with pytest.raises(ValueError, match="batches.meta is not CIFAR-10's: expected 10 'label_names'"):
-        cifar10_class_names(tmp_path)
-
-
-def test_files_are_found_below_a_root_or_in_it(tmp_path):
-    def find(root, packed=".gz"):
-        return find_files("letters", root, "in/here", ("a", "b"), packed, "Or ask.")
-
-    def error(root, **options):
-        with pytest.raises(ValueError) as caught:
-            find(root, **options)
-        return str(caught.value)
-
-    expected = f"Expected {tmp_path}/in/here/ with a, b (each plain or .gz). Or ask."
-    assert error(None) == f"letters: give a root, as `--data.root DIR`. {expected.replace(str(tmp_path), 'DIR')}"
-    assert f"root {tmp_path}/nowhere does not exist." in error(tmp_path / "nowhere")
-    assert error(tmp_path) == f"letters: nothing usable in {tmp_path} (it holds nothing). {expected}"
-    for name in "cdefghi":
-        (tmp_path / name).touch()
-    assert f"root {tmp_path}/c is a file, not a folder." in error(str(tmp_path / "c"))
-    assert "(it holds c, d, e, f, g, h, ...)" in error(tmp_path)
-
-    (tmp_path / "a").touch()
-    assert error(tmp_path) == f"letters: {tmp_path} lacks b. {expected}"
-    (tmp_path / "b.gz").touch()
-    assert find(tmp_path) == {"a": tmp_path / "a", "b": tmp_path / "b.gz"}
-    assert "lacks b. Expected" in error(tmp_path, packed="") and "(each" not in error(tmp_path, packed="")
-    (tmp_path / "b").touch()
-    assert find(str(tmp_path))["b"] == tmp_path / "b"  # the plain one first
-    (tmp_path / "in" / "here").mkdir(parents=True)
-    (tmp_path / "in" / "here" / "b").touch()
-    assert error(tmp_path) == f"letters: {tmp_path}/in/here lacks a. {expected}"  # and the folder's place first
-    (tmp_path / "in" / "here" / "a").touch()
-    assert find(tmp_path)["a"] == tmp_path / "in" / "here" / "a"

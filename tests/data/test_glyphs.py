@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -57,17 +55,11 @@ def test_shapes(val: ImageSet) -> None:
     assert val.images.shape == (24 * count, 1, 28, 28)
     assert val.images.dtype == torch.uint8
     assert val.name == "glyphs/val"
-    assert (len(val), val.num_classes, val.channels) == (24 * count, count, 1)
     assert torch.equal(val.labels.bincount(), torch.full((count,), 24))
     assert val.class_names == glyph_class_names("val")
 
 
-def test_larger_images_and_fewer_of_them() -> None:
-    few = glyphs("val", image_size=40, images_per_class=2)
-    assert few.images.shape == (2 * few.num_classes, 1, 40, 40)
-
-
-@pytest.mark.parametrize("number", [1, 43, 126])  # 24 images each: 43 classes end in the second batch that is drawn
+@pytest.mark.parametrize("number", [1, 43])  # 24 images each: 43 classes end in the second batch that is drawn
 def test_a_few_classes_have_the_images_they_have_among_all(val: ImageSet, number: int) -> None:
     few = glyphs("val", num_classes=number)
     assert few.class_names == val.class_names[:number] and few.name == val.name
@@ -75,33 +67,11 @@ def test_a_few_classes_have_the_images_they_have_among_all(val: ImageSet, number
 
 
 def test_seed_decides() -> None:
-    first, again, other = (glyphs("val", images_per_class=2, seed=seed).images for seed in (3, 3, 4))
+    state = torch.random.get_rng_state()
+    first, again, other = (glyphs("val", 40, images_per_class=2, seed=seed).images for seed in (3, 3, 4))
+    assert first.shape[1:] == (1, 40, 40) and torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_global_random_state_is_left_alone() -> None:
-    state = torch.random.get_rng_state()
-    glyphs("val", images_per_class=1)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_every_image_has_ink(val: ImageSet) -> None:
-    bright = (val.images > 128).flatten(1).sum(1)  # noise alone stays below 0.5
-    assert int(bright.min()) >= 4
-
-
-def test_letters_are_not_cut_at_the_border(val: ImageSet) -> None:
-    border = torch.ones(28, 28, dtype=torch.bool)
-    border[1:-1, 1:-1] = False
-    touched = (val.images[:, 0, border] > 150).any(1).float().mean()
-    assert float(touched) < 0.02
-
-
-def test_two_images_of_a_face_differ_by_more_than_noise(val: ImageSet) -> None:
-    images = val.images.view(-1, 24, 28 * 28).float()
-    difference = (images[:, :12] - images[:, 12:]).square().mean(2).sqrt() / 255
-    assert float((difference > 0.15).float().mean()) > 0.9  # noise alone: at most 0.1 * sqrt(2), less clipped
 
 
 def test_images_of_a_class_are_nearer_to_each_other_than_to_other_classes(val: ImageSet) -> None:
@@ -117,8 +87,7 @@ def test_images_of_a_class_are_nearer_to_each_other_than_to_other_classes(val: I
         ({"split": "dev"}, "'dev'.*test, train, val"),
         ({"image_size": 27}, "image_size .*28, got 27"),
         ({"images_per_class": 0}, "images_per_class .*1, got 0"),
-        ({"seed": -1}, "seed .*0, got -1"),
-        ({"num_classes": 0}, "num_classes .*1, got 0"),
+        ({"seed": -1}, "must not be negative, got seed=-1"),
         ({"num_classes": 127}, "the val split has 126 classes, got num_classes=127"),
     ],
 )
@@ -141,15 +110,3 @@ def test_errors_say_what_was_given_and_what_is_accepted(arguments: dict, message
 def test_image_set_rejects(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageSet(images, labels, ("a", "b"), "toy")
-
-
-def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
-    code = """
-import sys
-import swbn_lightning.data.glyphs as module
-assert "matplotlib" not in sys.modules
-module.face_paths()
-assert "matplotlib.pyplot" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

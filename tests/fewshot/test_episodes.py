@@ -59,13 +59,6 @@ def test_an_episode_depends_on_seed_epoch_and_number_alone(problem, seed, epoch,
     assert torch.equal(by_number.query, whole.query[shuffled])
 
 
-def test_seeds_and_epochs_give_other_episodes():
-    labels = np.repeat(np.arange(64), 30)
-    drawn = [sample_episodes(labels, 5, 1, 2, 50, seed, epoch) for seed in range(4) for epoch in range(4)]
-    rows = [tuple(row) for episodes in drawn for row in episodes.support.flatten(1).tolist()]
-    assert len(set(rows)) > 0.99 * len(rows)
-
-
 def chance(counts, cells):
     """How probable counts as uneven as these are if all cells are alike (the chi-square test's p)."""
     observed = torch.tensor(list(counts.values()) + [0] * (cells - len(counts)), dtype=torch.float64)
@@ -89,20 +82,12 @@ def test_drawing_is_uniform_in_sets_order_and_places():
     assert chance(Counter(map(tuple, neighbours.tolist())), 36) > 1e-4
 
 
-def test_labels_may_be_any_numbers_in_any_order():
-    labels = torch.tensor([7, 3, 7, 3, 7, 3, 900])
-    episodes = sample_episodes(torch.cat([labels, labels]), 3, 1, 1, 20, seed=0)
-    assert set(episodes.classes.flatten().tolist()) == {3, 7, 900}
-
-
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
         ((3, 1, 1), "3 ways asked of 2 classes; give at most 2"),
         ((2, 3, 2), "class 1 has 4 images, but 3 shots \\+ 2 queries need 5 \\(1 of 2"),
         ((0, 1, 1), "ways must be an integer of at least 1, got 0"),
-        ((1, -1, 1), "shots must be an integer of at least 1, got -1"),
-        ((1, 1, 0), "queries must be"),
         ((1, 1, 1.5), "queries must be"),
     ],
 )
@@ -113,34 +98,31 @@ def test_errors(numbers, words):
 
 def test_other_errors():
     labels = np.repeat([0, 1], 4)
-    with pytest.raises(ValueError, match="num_episodes"):
-        sample_episodes(labels, 2, 1, 1, 0, seed=0)
-    with pytest.raises(ValueError, match="must not be negative"):
-        sample_episodes(labels, 2, 1, 1, 1, seed=-1)
-    with pytest.raises(ValueError, match="one dimension"):
-        sample_episodes(labels[None], 2, 1, 1, 1, seed=0)
+    for labels_, episodes, seed, words in (
+        (labels, 0, 0, "num_episodes"),
+        (labels, 1, -1, "must not be negative"),
+        (labels[None], 1, 0, "one dimension"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sample_episodes(labels_, 2, 1, 1, episodes, seed=seed)
     with pytest.raises(ValueError, match="class 'cat' has 4 images"):
         EpisodeSampler(labels, 2, 4, 1, class_names=("cat", "dog"))
 
 
-@pytest.mark.parametrize("uneven", [False, True])
-def test_many_classes_or_very_uneven_ones_cost_the_index_lists_and_a_chunk(uneven):
+def test_many_very_uneven_classes_cost_the_index_lists_and_a_chunk():
     sizes = np.full(20_000, 20)
-    if uneven:  # one class has as many images as all others together
-        sizes[:] = 20
-        sizes[7] = 400_000
+    sizes[7] = 400_000  # as many images as all others together
     labels = np.repeat(np.arange(20_000), sizes)
     tracemalloc.start()
     sampler = EpisodeSampler(labels, ways=5, shots=5, queries=15)
     tracemalloc.reset_peak()
     kept = tracemalloc.get_traced_memory()[0]
-    drawn = sampler.draw(np.arange(1000), seed=0)
+    sampler.draw(np.arange(1000), seed=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # An index a label and three numbers a class; then a small multiple of the 100 numbers of each episode drawn.
     assert kept < 8 * (len(labels) + 3 * len(sizes)) + 2**20
     assert peak - kept < 10 * 8 * 1000 * 5 * 20
-    assert (torch.from_numpy(labels)[drawn.support] == drawn.classes[..., None]).all()
 
 
 def test_a_class_is_drawn_as_often_however_many_images_it_has():

@@ -76,24 +76,6 @@ def test_what_is_wrong_is_said_before_training(root, monkeypatch):
     assert "are one and the same file" in error()
 
 
-def test_episodes_carry_the_classes_numbers_in_the_whole_split(root):
-    data = folders(root)
-    data.setup("fit")
-    names = data.image_set("train").class_names
-    assert names == CLASSES["train"] and data.evaluation_task("val").class_names == CLASSES["val"]
-    pictures = {
-        name: {np.asarray(Image.open(f)).tobytes() for f in (root / "train" / name).iterdir()} for name in names
-    }
-    seen = set()
-    for batch in data.train_dataloader():
-        for place, number in enumerate(batch.classes[0].tolist()):
-            seen.add(number)
-            queries = batch.query[0].unflatten(0, (SMALL.ways, SMALL.queries))[place]
-            for image in [*batch.support[0, place], *queries]:
-                assert image.permute(1, 2, 0).contiguous().numpy().tobytes() in pictures[names[number]]
-    assert seen == {0, 1, 2}
-
-
 def test_the_cache_is_beside_the_data_or_where_one_says(root, tmp_path_factory, monkeypatch):
     plain = folders(root).image_set("train").images
     assert not (root / ".swbn_cache").exists()
@@ -109,14 +91,10 @@ def test_the_cache_is_beside_the_data_or_where_one_says(root, tmp_path_factory, 
     assert again.image_set("train").class_names == CLASSES["train"]
 
 
-def test_caches_that_would_do_nothing(root, tiny_cifar100):
+def test_caches_that_would_do_nothing(root):
     with pytest.raises(ValueError, match="cache_dir='x' is for cache: true"):
         folders(root, cache_dir="x")
     with pytest.raises(ValueError, match="read from files, which 'glyphs' does not"):
         EpisodicDataModule(cache=True)
-    data = EpisodicDataModule(dataset="cifar-fs", root=str(tiny_cifar100), cache=True)
-    with pytest.warns(UserWarning, match="cifar-fs/val: cache: true does nothing here, CIFAR-100's training and test"):
-        data.image_set("val")
-    assert not (tiny_cifar100 / ".swbn_cache").exists()
     with pytest.raises(ValueError, match="folders: give a root"):
         EpisodicDataModule(dataset="folders", cache=True).setup("fit")

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
-from torchvision.datasets import ImageFolder
 
 from cli import main
 from fewshot import (
@@ -178,15 +177,10 @@ def test_episodes_are_scored_by_the_nearest_mean():
         right = (nearest == torch.arange(3).repeat_interleave(4)).double().mean()
         assert result.accuracies[number].item() == pytest.approx(right.item())
     assert result.classes.tolist() == [0, 1, 2, 3]
-    many = data_module(test_episodes=EpisodeSettings(3, 2, 4, 9))
+    many = data_module(test_episodes=EpisodeSettings(3, 2, 4, 9), eval_episodes_per_step=1)
     a_trainer().test(model, datamodule=many, verbose=False)
-    again = model.episode_results["test"]
     # A longer evaluation begins with a shorter one's episodes, whatever the size of its steps.
-    assert torch.equal(again.accuracies[:6], result.accuracies)
-    steps = data_module(eval_episodes_per_step=1)
-    a_trainer().test(model, datamodule=steps, verbose=False)
-    assert torch.equal(model.episode_results["test"].accuracies, result.accuracies)
-    assert model.episode_results["test"].loss == result.loss
+    assert torch.equal(model.episode_results["test"].accuracies[:6], result.accuracies)
 
 
 class Classes(pl.Callback):
@@ -244,23 +238,12 @@ def test_in_the_command_with_a_class_path(tmp_path, monkeypatch, capsys):
     assert "use EpisodicDataModule" in capsys.readouterr().err
 
 
-def test_an_image_folder_of_mixed_sizes_is_an_error(tmp_path):
-    for number in range(12):
-        folder = tmp_path / f"class{number % 3}"
-        folder.mkdir(exist_ok=True)
-        Image.new("RGB", (16 + number, 16 + number)).save(folder / f"{number}.png")
-    few = EpisodeSettings(3, 1, 3, 6)
-    data = data_module(ImageFolder(tmp_path), train_episodes=few)
-    with pytest.raises(ValueError, match="train: learn2learn cannot make task 0: .*Images must be tensors of one size"):
-        data.setup("fit")
-
-
 def test_without_validation_and_with_parts_missing():
     few = EpisodeSettings(3, 2, 4, 6)
     data = Learn2LearnDataModule(Colours(), train_episodes=few, episodes_per_step=2)
     assert not data.has_validation and data.val_dataloader() == []
     a_trainer().fit(a_network(), datamodule=data)
-    assert data.sample_images(20).shape == (20, 3, 8, 8)
+    assert data.sample_images(20).shape == (20, 3, 8, 8) and torch.equal(data.sample_images(20), data.sample_images(20))
     for stage, split in (("validate", "val"), ("test", "test")):
         with pytest.raises(ValueError, match=f"was given no {split} data"):
             data.setup(stage)
@@ -268,33 +251,18 @@ def test_without_validation_and_with_parts_missing():
         data.image_set("train")
 
 
-def test_the_sample_is_fixed_and_normalised():
-    data = data_module(mean=(0.5,) * 3, std=(0.5,) * 3)
-    sample = data.sample_images(40)
-    assert sample.shape == (40, 3, 8, 8) and torch.equal(
-        sample, data_module(mean=(0.5,) * 3, std=(0.5,) * 3).sample_images(40)
-    )
-    assert sample.min() >= -1 and sample.max() <= 1 and sample.min() < 0
-    kept = data_module(val=a_taskset(Colours(classes=5), num_tasks=6))
-    assert len(kept.sample_images(10**6)) == 6 * 18
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"train": lambda: [1, 2]}, "train must be a learn2learn Taskset, a MetaDataset or a data set .*, got list"),
         ({"train": lambda: Colours(classes=2)}, "3 ways asked of 2 classes"),
-        ({"train": lambda: Colours(each=5)}, "class '0' has 5 images, but 2 shots . 4 queries need 6 .8 of 8"),
         ({"train": lambda: a_taskset(Colours(), ways=4)}, "train: a task has 4 classes of 6 images, but 3 ways"),
-        ({"train": lambda: a_taskset(Colours(), images=5)}, "3 classes of 5 images, .* 3 of 6: NWays n=3, KShots k=6"),
         ({"train": lambda: a_taskset(Colours(each=3), replacement=True)}, "an image twice.*leave out replacement"),
         ({"train": lambda: a_taskset(Colours("pil"))}, "Images must be tensors of one size"),
         ({"val": lambda: a_taskset(Colours(), num_tasks=5)}, "val: a Taskset of 5 tasks has no 6 episodes"),
         ({"val": lambda: Colours(side=9)}, r"val: images are \[3, 9, 9\], those of another split \[3, 8, 8\]"),
         ({"mean": (0.5,) * 2, "std": (0.5,) * 2}, "mean and std are of 2 channels, the images of 3"),
         ({"mean": (0.5,) * 3}, "mean and std belong together"),
-        ({"num_workers": -1}, "must not be negative"),
-        ({"val_episodes": EpisodeSettings(shots=0)}, "shots must be an integer of at least 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said(options, words):
@@ -303,16 +271,7 @@ def test_what_cannot_work_is_said(options, words):
         data_module(**made).setup("fit")
 
 
-def test_tasks_without_images_or_labels():
-    meta = l2l.data.MetaDataset(numbered_images())
-    transforms = [l2l.data.transforms.NWays(meta, 3), l2l.data.transforms.KShots(meta, 6)]
-    split = TaskSplit("train", l2l.data.TaskDataset(meta, transforms), SETTINGS)
-    with pytest.raises(ValueError, match="must be images .* does task_transforms hold LoadData"):
-        split.draw(0, 0)
-
-
 def test_our_episodes_in_learn2learns_maml():
-    """One step of its MAML example: adapt a clone on the support half, learn from the query half."""
     data = EpisodicDataModule(train=EpisodeSettings(ways=3, shots=2, queries=4, episodes=10), crop_padding=2, seed=0)
     taskset = EpisodeTaskset(data)
     torch.manual_seed(0)
@@ -321,7 +280,6 @@ def test_our_episodes_in_learn2learns_maml():
     maml = l2l.algorithms.MAML(network, lr=0.05, first_order=False)
     images, labels = taskset.sample()
     (support, support_labels), (query, query_labels) = l2l.data.partition_task(images, labels, shots=2)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
     learner = maml.clone()
     start = F.cross_entropy(learner(support), support_labels)
     learner.adapt(start)
@@ -329,21 +287,3 @@ def test_our_episodes_in_learn2learns_maml():
     loss = F.cross_entropy(learner(query), query_labels)
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
-    assert any(p.grad.abs().sum() > 0 for p in network[0].parameters())
-    for name, parameter in network.named_parameters():
-        assert torch.equal(parameter, before[name]), name  # the clone was adapted, not the network
-
-
-def test_a_task_that_several_processes_scored_counts_once():
-    """The stock sampler gives every process as many tasks, some of them twice."""
-    data, model = data_module(), a_network()
-    a_trainer().validate(model, datamodule=data, verbose=False)
-    expected = model.episode_results["val"]
-    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
-    model.eval()
-    with torch.no_grad():
-        for batch in [*reversed(batches), batches[0]]:
-            model._keep(batch)
-    result, _ = model._result_of_tasks(data, "val")
-    assert torch.equal(result.accuracies, expected.accuracies) and result.loss == expected.loss
-    assert torch.equal(result.class_accuracies.nan_to_num(-1), expected.class_accuracies.nan_to_num(-1))

@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fewshot.datasets.folders import MINI_IMAGENET_CLASSES as CLASSES
+from fewshot.datasets.folders import load_mini_imagenet
 from fewshot.datasets.forms import classes_of
-from fewshot.datasets.mini_imagenet import CLASSES, load_mini_imagenet
 
 SIZES = {"train": 64, "val": 16, "test": 20}
 EACH, SIDE = 3, 12
@@ -56,17 +57,13 @@ def write_learn2learn(pixels, root, val):
         (root / f"mini-imagenet-cache-{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))
 
 
-def write_gidariss(pixels, root, names):
-    first = {"train": 0, "val": 64, "test": 80}
+def write_gidariss(pixels, root, protocol):
     for split, classes in pixels.items():
-        labels = {name: first[split] + number for number, name in enumerate(classes)}
-        content = {
-            "data": np.concatenate(list(classes.values())),
-            "labels": [labels[name] for name in classes for _ in range(EACH)],
-            **({"catname2label": labels} if names else {}),
-        }
+        labels = np.repeat(np.arange(len(classes)), EACH).tolist()
+        content = {"data": np.concatenate(list(classes.values())), "labels": labels}
         part = "train_phase_train" if split == "train" else split
-        (root / f"miniImageNet_category_split_{part}.pickle").write_bytes(pickle.dumps(content, protocol=2))
+        path = root / f"miniImageNet_category_split_{part}.pickle"
+        path.write_bytes(pickle.dumps(content, protocol=protocol))
 
 
 FORMS = {
@@ -77,8 +74,8 @@ FORMS = {
     "csv/csv, class folders": lambda p, r: (write_lists(p, r / "csv"), write_images(p, lambda split, name: r / name)),
     "learn2learn": lambda p, r: write_learn2learn(p, r, "validation"),
     "learn2learn, val": lambda p, r: write_learn2learn(p, r, "val"),
-    "gidariss": lambda p, r: write_gidariss(p, r, names=True),
-    "gidariss, no names": lambda p, r: write_gidariss(p, r, names=False),
+    "gidariss, protocol 2": lambda p, r: write_gidariss(p, r, 2),
+    "gidariss, protocol 4": lambda p, r: write_gidariss(p, r, 4),
     "folders": lambda p, r: write_images(p, lambda split, name: r / split / name),
     "images/folders": lambda p, r: write_images(p, lambda split, name: r / "images" / split / name),
 }  # fmt: skip
@@ -94,8 +91,8 @@ def test_every_form_gives_the_same_images(pixels, tmp_path, form):
         order = torch.argsort(image_set.labels, stable=True)
         assert np.array_equal(image_set.images[order].numpy(), expected)
         assert torch.bincount(image_set.labels).tolist() == [EACH] * classes
-        if "no names" not in form:
-            assert image_set.class_names == tuple(pixels[split])
+        names = [f"label {k}" for k in range(classes)] if "gidariss" in form else pixels[split]
+        assert image_set.class_names == tuple(names)
         assert image_set.name == f"mini-imagenet/{split}"
         assert SOURCES.get(form[:3], "class folders of") in image_set.source
 
@@ -113,18 +110,6 @@ def error(root, split="val", **options):
     return str(caught.value)
 
 
-def test_roots_that_hold_nothing_of_it(tmp_path):
-    assert "give a root" in error(None)
-    assert "does not exist. Looked for lists" in error(str(tmp_path / "nowhere"))
-    (tmp_path / "mini.zip").write_text("")
-    message = error(str(tmp_path))
-    assert "nothing usable" in message and "(it holds mini.zip)" in message
-    for word in ("{train,val,test}.csv", "mini-imagenet-cache-", "miniImageNet_category_split_", "<class>/<image>"):
-        assert word in message
-    assert "is a file" in error(str(tmp_path / "mini.zip"))
-    assert "no split 'dev'" in error(str(tmp_path), split="dev")
-
-
 def test_pickles_gone_wrong(pixels, tmp_path):
     write_learn2learn(pixels, tmp_path, "val")
     assert "decoded images of 12x12; got image_size=84" in error(str(tmp_path), image_size=84)
@@ -136,8 +121,9 @@ def test_pickles_gone_wrong(pixels, tmp_path):
     message = error(str(tmp_path))
     assert "but a web page" in message and f"place it at {path}" in message
     path.unlink()
-    write_gidariss({"val": dict(list(pixels["val"].items())[:-1])}, tmp_path, names=False)
-    assert "holds 15 classes, but the val split of mini-imagenet has 16" in error(str(tmp_path))
+    message = error(str(tmp_path))
+    for word in ("nothing usable", "{train,val,test}.csv", "mini-imagenet-cache-", "miniImageNet_", "<class>/<image>"):
+        assert word in message
 
 
 def test_lists_and_folders_gone_wrong(pixels, tmp_path):

@@ -12,11 +12,10 @@ from PIL import Image
 
 from swbn_lightning.data import idx, lists
 from swbn_lightning.data.cache import ImageCache
-from swbn_lightning.data.cifar import read_cifar10
-from swbn_lightning.data.folders import load_class_folders
 from swbn_lightning.data.idx import read_idx
 from swbn_lightning.data.listing import ImageListing, load_listing
 from swbn_lightning.data.lists import Contained, list_images, read_class_list, read_image_list
+from swbn_lightning.data.safe_pickle import load_pickle
 
 
 def error(read, *arguments, most=20e6):
@@ -37,17 +36,9 @@ def header(*shape):
 def test_idx_files_that_unpack_to_much_more_than_they_say(tmp_path):
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(header(10) + bytes(300_000_000), 1))
-    assert "labels.gz is not whole: it should hold 10 values after the first 8 bytes, but holds more" in error(
-        read_idx, path
-    )
+    assert "labels.gz is not whole: it should hold 10 values, but holds more" in error(read_idx, path)
     path.write_bytes(gzip.compress(header(10) + bytes(9)))
     assert "but holds 9" in error(read_idx, path)
-    assert read_idx_of(path, header(10) + bytes(range(10))).tolist() == list(range(10))
-
-
-def read_idx_of(path, content):
-    path.write_bytes(gzip.compress(content))
-    return read_idx(path)
 
 
 def test_idx_headers_are_not_believed(tmp_path, monkeypatch):
@@ -55,27 +46,19 @@ def test_idx_headers_are_not_believed(tmp_path, monkeypatch):
     for shape in ((2**32 - 1,) * 4, (60_000, 28, 28), (2**31,)):
         plain.write_bytes(header(*shape) + bytes(100))
         packed.write_bytes(gzip.compress(header(*shape) + bytes(100)))
-        assert "values after the first" in error(read_idx, plain) and "but holds 100" in error(read_idx, plain)
-        assert "cannot hold more than" in error(read_idx, packed)
+        assert "cannot hold more than" in error(read_idx, plain) and "cannot hold more than" in error(read_idx, packed)
     plain.write_bytes(bytes([0, 0, 8, 255]) + bytes(2000))
     assert "is not an IDX file" in error(read_idx, plain)
     monkeypatch.setattr(idx, "MAX_VALUES", 99)
     plain.write_bytes(header(100) + bytes(100))
-    assert "images is too large: it should hold 100 values after the first 8 bytes, of which at most 99" in error(
-        read_idx, plain
-    )
+    assert "images is not whole: it should hold 100 values, but cannot hold more than 99" in error(read_idx, plain)
 
 
-@pytest.mark.parametrize("read", [read_idx, read_image_list, read_class_list])
+@pytest.mark.parametrize("read", [read_idx, read_image_list, read_class_list, load_pickle])
 def test_pipes_are_not_waited_for(tmp_path, read):
     for name in ("pipe", "pipe.gz"):
         os.mkfifo(tmp_path / name)
         assert f"{name} cannot be read: it is a named pipe; give a regular file" in error(read, tmp_path / name)
-
-
-def test_a_pipe_for_a_pickle(tmp_path):
-    os.mkfifo(tmp_path / "test_batch")
-    assert "test_batch cannot be read: it is a named pipe" in error(read_cifar10, tmp_path, "test")
 
 
 def npy(shape, kind="|u1", padding=0):
@@ -90,13 +73,12 @@ def test_cache_headers_are_not_believed(tmp_path):
     expected = load_listing(listing, "x", 8, cache=cache).images
     (file,) = cache.folder.iterdir()
     for content in (
+        b"text",
         npy((10**6, 10**6)),
         npy((1, 3, 8, 8)) + bytes(191),
         npy((1, 3, 8, 8), "|O") + bytes(192 * 8),
-        npy((1, 3, 8, 8)).replace(b"(1, 3, 8, 8)", b"-" * 60 + b"1"),
         npy("(" * 4000, padding=8000),
         npy("-" * 8000 + "1", padding=8000),
-        npy((1, 3, 8, 8)).replace(b"\x01\x00", b"\x02\x00") + b"\xff" * 4,
         file.read_bytes() + bytes(10_000_000),
     ):
         file.write_bytes(content)
@@ -120,13 +102,6 @@ def test_names_that_are_not_utf8_in_a_cache(tmp_path):
             assert len(load_listing(ImageListing({"a": [file]}, tmp_path), "x", 8, cache=cache).images) == 1
 
 
-def test_class_folders_whose_names_are_not_utf8(tmp_path):
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    folder.mkdir()
-    message = error(load_class_folders, tmp_path, "mine", 8)
-    assert f"the name of the class folder {tmp_path}/caf\\xe9 is not UTF-8; rename the folder" in message
-
-
 @pytest.mark.parametrize(("read", "first"), [(read_image_list, "filename,label\n"), (read_class_list, "")])
 def test_lists_of_absurd_length(tmp_path, monkeypatch, read, first):
     path = tmp_path / "list"
@@ -134,20 +109,12 @@ def test_lists_of_absurd_length(tmp_path, monkeypatch, read, first):
         file.write(first + "a" * 50_000_000)
     number = 2 if first else 1
     assert f"list is no list: line {number} has more than 20000 characters" in error(read, path)
-    path.write_bytes(bytes(10_000_000))
-    assert "has more than 20000 characters" in error(read, path)
     path.write_text(first + "".join(f"a{number}.png,{number}\n" for number in range(2000)))
     assert len(read(path)) == 2000
     for limit, value in (("MAX_LINES", 1000), ("MAX_CHARACTERS", 1000)):
         with monkeypatch.context() as patch:
             patch.setattr(lists, limit, value)
             assert "list is too long for a list" in error(read, path)
-
-
-def test_one_name_twice_in_a_long_list_is_found_at_once(tmp_path):
-    names = [f"class {number}" for number in range(100_000)]
-    (tmp_path / "list").write_text("\n".join([*names, names[-1]]))
-    assert "lists the class class 99999 twice" in error(read_class_list, tmp_path / "list", most=1e8)
 
 
 @pytest.mark.parametrize("name", ["a\0b.png", "\x1b[2Ja.png", "a" * 300 + ".png", "a/" * 3000 + "b.png"])

@@ -58,15 +58,12 @@ ATTACKS = {
     "_instantiator": keep("_instantiator", "os.system"),
     "norm_args.class_path": keep("norm_args", lambda call, folder: call),
     "norm_args.options.0.class_path": keep("norm_args", lambda call, folder: {"options": [call]}),
-    "norm_args": keep("norm_args", lambda call, folder: str(call)),
     "norm_args.criterion": keep("norm_args", lambda call, folder: {"criterion": str(call)}),
     "norm_args.eps": keep("norm_args", {"eps": "class_path: evil_module.Model"}),
     "norm": keep("norm", "!!python/name:evil_module.Model"),
-    "backbone": keep("backbone", {"class_path": "evil_module.Model"}),
     "future_option": keep("future_option", 1),
     "backbone_args.pretrained": keep("backbone_args", {"pretrained": True}),
     "backbone_checkpoint": keep("backbone_checkpoint", "evil.ckpt"),
-    "warmup_steps": keep("warmup_steps", "many"),
     "channels_last": keep("channels_last", 2),
     "backbone_args": keep("backbone_args", lambda call, folder: str(folder / "call.yaml").replace(":", "")),
     "backbone_args.a": keep("backbone_args", contained_in_itself),
@@ -107,29 +104,13 @@ def test_a_mapping_that_hides_its_content(where, attack, trained, capsys):
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("callbacks", []), ("loops", None), ("optimizer_states", {}), ("lr_schedulers", 1), ("epoch", "1"),
-    ("pytorch-lightning_version", "x"), ("state_dict", {1: torch.zeros(1)}), ("hyper_parameters", 5),
+    ("callbacks", []), ("loops", None), ("epoch", "1"), ("state_dict", {1: torch.zeros(1)}), ("hyper_parameters", 5),
 ])  # fmt: skip
 def test_parts_of_another_kind_are_said_in_a_line(key, value, attack, trained, capsys):
     path = attack(lambda content, call, folder: content.update({key: value}))
     with pytest.raises(SystemExit) as stopped:
         main(["fit", *trained[1], "--ckpt_path", str(path)])
     assert stopped.value.code == 2 and f"{path} is not a checkpoint" in capsys.readouterr().err
-
-
-def test_weights_that_do_not_fit_are_said_in_a_line(attack, trained, capsys):
-    path = attack(lambda content, call, folder: content["state_dict"].pop(next(iter(content["state_dict"]))))
-    with pytest.raises(SystemExit) as stopped:
-        main(["test", *trained[1], "--ckpt_path", str(path)])
-    assert stopped.value.code == 2 and "swbn: error: Error(s) in loading state_dict" in capsys.readouterr().err
-
-
-def test_patterns_of_names_are_plain_words(attack, trained, capsys):
-    """As ``backbone_args: {exclude: ["*downsample*"]}`` of a converted network."""
-    path = attack(keep("backbone_args", {"hidden": [8], "exclude": ["*downsample*", "layer[!1]?"]}))
-    with pytest.raises(SystemExit):
-        main(["test", *trained[1], "--ckpt_path", str(path)])
-    assert "unknown option" in (said := capsys.readouterr().err) and "refused" not in said
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -144,11 +125,10 @@ def test_the_command_refuses_a_hyperparameter_by_name(name, attack, trained, cap
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "predict"])
-@pytest.mark.parametrize("name", ["optimizer", "_class_path"])
-def test_every_command_does(command, name, attack, trained, capsys):
+def test_every_command_does(command, attack, trained, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main([command, *trained[1], "--ckpt_path", str(attack(ATTACKS[name]))])
-    assert stopped.value.code == 2 and f"its hyperparameter '{name}" in capsys.readouterr().err
+        main([command, *trained[1], "--ckpt_path", str(attack(ATTACKS["_class_path"]))])
+    assert stopped.value.code == 2 and "its hyperparameter '_class_path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("told", ["evil_module.Model", "fewshot.modules.matching.MatchingNetwork", 5])
@@ -159,18 +139,11 @@ def test_the_class_is_compared_as_a_string(told, attack, trained, capsys):
     assert "the configuration says fewshot.modules.prototypical.PrototypicalNetwork" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", ["hparams", "module_arguments", "datamodule_hyper_parameters", "hparams_name"])
-def test_what_lightning_once_read_is_not_read(key, attack, trained):
-    path = attack(lambda content, call, folder: content.update({key: {"optimizer": call}}))
+def test_what_lightning_once_read_is_not_read(attack, trained):
+    keys = ("hparams", "module_arguments", "datamodule_hyper_parameters", "hparams_name")
+    path = attack(lambda content, call, folder: content.update({key: {"optimizer": call} for key in keys}))
     main(["test", *trained[1], "--ckpt_path", str(path)])
     PrototypicalNetwork.load_from_checkpoint(path)
-
-
-def test_values_that_no_model_can_be_made_of_are_an_error_too(attack, trained, capsys):
-    path = attack(keep("backbone_args", {"hidden": [-1]}))
-    with pytest.raises(SystemExit) as stopped:
-        main(["test", *trained[1], "--ckpt_path", str(path)])
-    assert stopped.value.code == 2 and "swbn: error: mlp: hidden must be" in capsys.readouterr().err
 
 
 def test_what_is_kept_is_plain_and_makes_the_model_again(trained):

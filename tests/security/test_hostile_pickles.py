@@ -1,12 +1,14 @@
 """Pickles written by hand to crash, to run code or to fill the memory: each is refused, for the right reason."""
 
+import collections
+import os
 import pickle
 import struct
 
 import numpy as np
 import pytest
 
-from swbn_lightning.data.arrays import MAX_NAME, as_array, load_class_arrays, load_labelled_arrays
+from swbn_lightning.data.arrays import MAX_NAME, load_class_arrays
 from swbn_lightning.data.cifar import cifar10_class_names, read_cifar10
 from swbn_lightning.data.safe_pickle import load_pickle
 from tests.security.pickle_child import Child
@@ -59,26 +61,17 @@ ENCODED = name("_codecs", "encode") + b"(h\x01" + text("latin1") + b"tR"
 
 OTHER = "holds an array of another kind than plain numbers|makes an array of another kind than plain numbers"
 HOSTILE = {
-    "a data type with fields": (
-        array(kind=dtype("V4", state(3, "|", None, ("a",), {"a": ("u1", 2**40)}, 4, 1, 0))),
-        OTHER,
-    ),
     "a plain type with fields": (
         array(kind=dtype("u1", state(3, "|", None, ("a",), {"a": ("u1", 2**40)}, 1, 1, 0))),
         OTHER,
     ),
-    "a plain type with another size": (array(kind=dtype("u1", state(3, "|", None, None, None, 2**30, 1, 0))), OTHER),
     "a plain type with flags of objects": (array(kind=dtype("u1", state(3, "|", None, None, None, -1, -1, 63))), OTHER),
     "a plain type with a subarray": (
         array(kind=dtype("u1", state(3, "|", ("u1", (2**40,)), None, None, -1, -1, 0))),
         OTHER,
     ),
-    "a type of metadata": (array(kind=dtype("u1", state(4, "|", None, None, None, -1, -1, 0, {}))), OTHER),
-    "a state that is no tuple": (array(kind=dtype("u1", b"]")), OTHER),
     "an absurd byte order": (array(kind=dtype("u1", state(3, "x", None, None, None, -1, -1, 0))), OTHER),
     "a type of objects": (array(kind=dtype("O8"), content=raw_bytes(b"A" * 32)), OTHER),
-    "a type of text": (array(kind=dtype("U9")), OTHER),
-    "dates": (array(kind=dtype("M8")), OTHER),
     "truth values of 0x61": (array(kind=dtype("b1")), "truth values that are neither"),
     "ndarray called": (
         name("numpy", "ndarray") + b"(K\x08\x85" + dtype() + raw_bytes(b"ab") + b"K\x00M\xff\xff\x85tR",
@@ -89,39 +82,23 @@ HOSTILE = {
         "not as many",
     ),
     "scalar of objects": (SCALAR + b"(" + dtype("O8") + raw_bytes(b"a" * 8) + b"tR", OTHER),
-    "scalar of a name": (SCALAR + b"(" + name("numpy", "dtype") + raw_bytes(b"a" * 8) + b"tR", OTHER),
     "too few bytes": (array(shape=b"K\x05\x85"), "not as many as its shape"),
-    "too many bytes": (array(shape=b"K\x03\x85"), "not as many as its shape"),
     "a negative shape": (array(shape=b"J\xff\xff\xff\xffJ\xfc\xff\xff\xff\x86"), "no tuple of a few whole numbers"),
     "a shape that overflows": (array(shape=b"K\x04" + b"\x8a\x08" + bytes(7) + b"\x40" + b"K\x04\x87"), "not as many"),
-    "an empty shape that overflows": (
-        array(b"K\x00" + b"\x8a\x08" + bytes(7) + b"\x40" * 1 + b"\x86", content=raw_bytes(b"")),
-        None,
-    ),
-    "a shape of shapes": (array(shape=b"K\x04\x85\x85"), "no tuple of a few whole numbers"),
     "a list of objects for bytes": (array(content=b"](K\x01K\x02K\x03K\x04e"), "not as many as its shape"),
     "an array that is never built": (b"]" + NEW + b"a", "finished array"),
     "an array that is used before it is built": (NEW + b"q\x01h\x01", "an array that is not finished"),
     "a name that is data": (b"]" + name("numpy", "dtype") + b"a", "finished array"),
     "a data type that is data": (b"]" + dtype() + b"a", "finished array"),
     "state for a list": (b"]N" + b"b", "something that is no array"),
-    "a built array that is built again": (
-        array() + b"(K\x01K\x04\x85" + dtype() + b"\x89" + raw_bytes(b"abcd") + b"tb",
-        "no array",
-    ),
     "a memo of four thousand million": (
         b"Nr\xff\xff\xff\xff" + b"Np" + b"9" * 30 + b"\n0",
         "a number of more than 32 bits",
     ),
     "deep tuples": (b"N" + b"\x85" * 200_000, "nests tuples more than 10 deep"),
     "deep tuples as a key": (b"}N" + b"\x85" * 200_000 + b"Ns", "nests tuples more than 10 deep"),
-    "wide tuples as a key": (
-        b"}N" + b"".join(b"\x87q\x01h\x01h\x01" for _ in range(9)) + b"\x87Ns",
-        "takes more|is the key of a dict",
-    ),
     "a tuple as a key": (b"}N\x85Ns", "a tuple is the key of a dict"),
     "an array as a key": (b"}" + array() + b"Ns", "a ndarray is the key of a dict"),
-    "a list as a key": (b"(]Nd", "a list is the key of a dict"),
     "a key without a value": (b"}(Nu", "a key without a value"),
     "many arrays of the same bytes": (
         MARKED + b"](" + SHARED * 1000 + b"e",
@@ -134,24 +111,15 @@ HOSTILE = {
     "bytes of an absurd length": (b"\x8e" + struct.pack("<Q", 2**62), "says that 4611686018427387904 bytes follow"),
     "a bytearray of an absurd length": (b"\x96" + struct.pack("<Q", 2**40), "says that 1099511627776 bytes follow"),
     "text of an absurd length": (b"\x8d" + struct.pack("<Q", 2**40), "says that 1099511627776 bytes follow"),
-    "bytes of four gigabytes": (b"B" + b"\xff" * 4, "says that 4294967295 bytes follow"),
-    "a string of two gigabytes": (b"T" + b"\xff\xff\xff\x7f", "says that 2147483647 bytes follow"),
     "a negative string": (b"T" + b"\xff" * 4, "negative byte count"),
-    "a frame of an absurd length": (b"\x95" + b"\xff" * 8 + b"N", None),
     "a huge whole number": (b"\x8a\xff" + b"\xff" * 254 + b"\x7f", "more than 64 bits"),
-    "a huge number of digits": (b"L" + b"9" * 100_000 + b"L\n", "ValueError"),
     "a huge number of hexadecimal digits": (b"I0x" + b"f" * 100_000 + b"\n", "more than 64 bits"),
     "the opcode LONG4": (b"\x8b\x00\x00\x00\x01", "opcode LONG4"),
     "another codec": (name("_codecs", "encode") + b"(" + text("a") + text("zlib_codec") + b"tR", "calls something"),
-    "bytes(10**12)": (name("__builtin__", "bytes") + b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R", "calls something"),
     "NEWOBJ": (name("numpy", "ndarray") + b"K\x04\x85\x85\x81", "opcode NEWOBJ"),
-    "INST": (b"(inumpy\nndarray\n", "opcode INST"),
     "OBJ": (b"(" + name("numpy", "dtype") + text("O") + b"o", "opcode OBJ"),
-    "EXT1": (b"\x82\x01", "opcode EXT1"),
     "PERSID": (b"Pname\n", "opcode PERSID"),
-    "EMPTY_SET": (b"\x8f", "opcode EMPTY_SET"),
     "NEXT_BUFFER": (b"\x97", "opcode NEXT_BUFFER"),
-    "DUP": (b"N2", "opcode DUP"),
     "no opcode": (b"\xff", "opcode b'.xff'"),
     "numpy.load": (name("numpy", "load") + b"(" + text("x") + b"tR", "names numpy.load, which is neither an array"),
     "a name that steers the terminal": (name("\x1b[2Jos", "system"), r"names \\x1b\[2Jos.system"),
@@ -164,12 +132,41 @@ def test_refused(child, tmp_path, what):
     path = tmp_path / "x.pkl"
     path.write_bytes(b"\x80\x04" + content + b".")
     found = child.load("pickle", path)
-    if words is None:  # odd, but it is data
-        assert found["error"] is None or "cut short" in found["message"] or "ValueError" in found["message"], found
-        return
     assert found["error"] == "InputError" and found["message"].startswith(str(path)), found
     with pytest.raises(ValueError, match=f"(?s)x.pkl .*({words})"):
         raise ValueError(found["message"])
+
+
+class Hostile:
+    def __init__(self, call, *args):
+        self.call, self.args = call, args
+
+    def __reduce__(self):
+        return self.call, self.args
+
+
+def test_code_does_not_run(tmp_path):
+    marker, path = tmp_path / "ran", tmp_path / "test_batch"
+    for hostile in (
+        Hostile(os.system, f"touch {marker}"),
+        Hostile(eval, f"open({str(marker)!r}, 'w')"),
+        Hostile(getattr, "", "upper"),
+        collections.OrderedDict(a=1),
+    ):
+        path.write_bytes(pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1], "more": [hostile]}))
+        for load in (lambda: read_cifar10(tmp_path, "test"), lambda: load_class_arrays(path, "mini/val", 2)):
+            with pytest.raises(ValueError, match="may want to run code and was not loaded"):
+                load()
+    assert not marker.exists()
+
+
+def test_python_2_pickles(tmp_path):
+    # {'fine_label_names': ['apple', '\xff']} as Python 2 wrote it: byte strings, protocol 2.
+    path = tmp_path / "meta"
+    path.write_bytes(b"\x80\x02}q\x00U\x10fine_label_namesq\x01]q\x02(U\x05appleq\x03U\x01\xffq\x04es.")
+    assert load_pickle(path) == {"fine_label_names": ["apple", "\xff"]}
+    with pytest.raises(ValueError, match="cannot read .*missing"):
+        load_pickle(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -177,13 +174,7 @@ def test_data_of_every_kind_survive(tmp_path, protocol):
     rng = np.random.default_rng(0)
     kinds = [np.dtype(order + code) for code in ("i2", "i8", "u4", "f2", "f4", "f8") for order in "<>"]
     arrays = [rng.integers(0, 100, (2, 3, 4)).astype(kind) for kind in [*kinds, np.dtype("u1"), np.dtype("?")]]
-    arrays += [
-        np.asfortranarray(arrays[0]),
-        arrays[1].transpose(1, 0, 2),
-        np.array(3),
-        np.zeros((0, 5)),
-        arrays[2][::2],
-    ]
+    arrays += [np.asfortranarray(arrays[0]), np.array(3), np.zeros((0, 5)), arrays[2][::2]]
     large = rng.integers(0, 256, 3_000_000, np.uint8)
     content = {
         "arrays": arrays, "again": [arrays[0], arrays[0]], "large": large, "numbers": (np.float32(1.5), np.bool_(True)),
@@ -197,7 +188,7 @@ def test_data_of_every_kind_survive(tmp_path, protocol):
         assert one.dtype == other.dtype.newbyteorder("=") and one.flags.f_contiguous == other.flags.f_contiguous
         assert one.shape == other.shape and np.array_equal(one, other)
     assert loaded["again"][0] is loaded["again"][1] is loaded["arrays"][0]  # stored, then built
-    assert np.array_equal(loaded["large"], large) and loaded["large"].flags.writeable
+    assert np.array_equal(loaded["large"], large)
     assert loaded["plain"] == content["plain"] and loaded[3] == content[3]
     assert [type(number) for number in loaded["numbers"]] == [np.float32, np.bool_]
 
@@ -217,60 +208,24 @@ def endless():
 
 PIXELS = np.zeros((3, 2, 2, 3), np.uint8)
 ODD_LISTS = {
-    "an alias bomb": bomb(), "a list in itself": endless(), "text": ["a" * 10**6] * 10**6, "nothing": [],
-    "one array many times": [PIXELS[0]] * 10**6, "unequal arrays": [PIXELS[0], PIXELS[1][:1]],
-    "unequal kinds": [PIXELS[0], PIXELS[1].astype(float)], "truth": [True, False], "None": None, "a dict": {1: 2},
-    "a tuple": (1, 2),
+    "an alias bomb": bomb(), "a list in itself": endless(), "text": ["a"], "nothing": [], "arrays": [PIXELS[0]],
+    "truth": [True, False], "None": None, "a dict": {1: 2},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ODD_LISTS)
 def test_lists_do_not_expand(tmp_path, what):
-    assert as_array(ODD_LISTS[what]).dtype == object
-    if what not in ("text", "one array many times"):
-        (tmp_path / "test_batch").write_bytes(pickle.dumps({"data": ODD_LISTS[what], "labels": ODD_LISTS[what]}))
-        with pytest.raises(ValueError, match="test_batch is not a CIFAR-10 file: .* with object labels"):
-            read_cifar10(tmp_path, "test")
-
-
-def test_lists_of_numbers_and_of_arrays():
-    assert as_array([1, np.int64(2)]).tolist() == [1, 2] and as_array([1, 0.5]).dtype == float
-    assert np.array_equal(as_array(list(PIXELS)), PIXELS) and as_array(PIXELS) is PIXELS
-
-
-GOOD = {"data": PIXELS, "labels": [0, 1, 1], "catname2label": {"a": 0, "b": 1}}
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ({"a": 0, 3: 1}, "holds a int where a name should be"),
-        ({"a": 0, None: 1}, "holds a NoneType where a name should be"),
-        ({"a": 0, "b": [1]}, "labels that are no whole numbers"),
-        ({"a": 0, "b": PIXELS}, "labels that are no whole numbers"),
-        ({"a": 0, "b": float("nan")}, "labels that are no whole numbers"),
-        ({"a": 0, "b": True}, "labels that are no whole numbers"),
-        ({"a": 0, "b": -1}, r"no name for the labels \[1\]"),
-        ({"a": 0, b"a": 1}, "one name twice"),
-        ({"a": 0, "\ud800": 1}, r"the name '.ud800', which is no valid text"),
-        ({"a": 0, "b" * (MAX_NAME + 1): 1}, "a name of 1001 characters; at most 1000"),
-    ],
-)
-def test_odd_names_of_labels(tmp_path, labels, words):
-    path = tmp_path / "x.pickle"
-    path.write_bytes(pickle.dumps({**GOOD, "catname2label": labels}))
-    with pytest.raises(ValueError, match=rf"x.pickle .*{words}"):
-        load_labelled_arrays(path, "mini/val", 2)
+    (tmp_path / "test_batch").write_bytes(pickle.dumps({"data": ODD_LISTS[what], "labels": ODD_LISTS[what]}))
+    with pytest.raises(ValueError, match="test_batch is not a CIFAR-10 file: .* with object labels"):
+        read_cifar10(tmp_path, "test")
 
 
 @pytest.mark.parametrize(
     ("classes", "words"),
     [
-        ({"a": [0, 1], b"a": [2]}, "two classes of one name"),
         ({"a": [0, 1], 7: [2]}, "holds a int where a name should be"),
         ({"a": [0, 1], "\ud800": [2]}, "no valid text"),
         ({"a": np.array([2**63, 0], np.uint64), "b": [1]}, "lists images 0 to 9223372036854775808 of 3"),
-        ({"a": [2**64 - 1, -1], "b": [1]}, "lists no image numbers|lists images"),
         ({"a": np.array([[0, 1, 2]])}, "lists no image numbers"),
         ({"a": endless()}, "lists no image numbers"),
         (
@@ -286,18 +241,9 @@ def test_odd_classes(tmp_path, classes, words):
         load_class_arrays(path, "mini/val", 2)
 
 
-def test_numbers_of_foreign_byte_order_and_other_keys(tmp_path):
-    classes = {"a": np.array([2, 0], ">u8"), "b": np.array([1], ">i2")}
-    path = tmp_path / "x.pkl"
-    path.write_bytes(pickle.dumps({"image_data": PIXELS, "class_dict": classes, 7: "passed over", None: 1}))
-    assert load_class_arrays(path, "mini/val", 2).labels.tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize("odd", [7, None, ["a"], PIXELS, "\udcff", "x" * 2000])
+@pytest.mark.parametrize("odd", [7, None, ["a"], PIXELS, b"bytes", "\udcff", "x" * (MAX_NAME + 1)])
 def test_odd_class_names_of_cifar(tmp_path, odd):
     names = [f"class {number}" for number in range(9)]
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": [*names, odd]}))
     with pytest.raises(ValueError, match="batches.meta holds (a|the) .*name"):
         cifar10_class_names(tmp_path)
-    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": [*names, b"bytes"]}))
-    assert cifar10_class_names(tmp_path)[-1] == "bytes"

@@ -1,5 +1,6 @@
 """Pickles of data that were spoilt in every way give data or an InputError, and never a crash."""
 
+import functools
 import io
 import pickle
 import struct
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.security.pickle_child import Child, digest
+from tests.security.pickle_child import Child
 
 OPCODES = [getattr(pickle, name) for name in pickle.__all__ if name.isupper() and name not in ("TRUE", "FALSE")]
 OPCODES = sorted({opcode for opcode in OPCODES if isinstance(opcode, bytes) and len(opcode) == 1})
@@ -40,13 +41,8 @@ def python_2(content):
     return file.getvalue().replace(b"numpy._core", b"numpy.core")
 
 
-WRITERS = {
-    "0": lambda content: pickle.dumps(content, 0),
-    "2": lambda content: pickle.dumps(content, 2),
-    "4": lambda content: pickle.dumps(content, 4),
-    "5": lambda content: pickle.dumps(content, 5),
-    "python 2": python_2,
-}
+WRITERS = {str(protocol): functools.partial(pickle.dumps, protocol=protocol) for protocol in (0, 2, 4, 5)}
+WRITERS["python 2"] = python_2
 
 
 def contents():
@@ -61,18 +57,7 @@ def contents():
         ("names", "batches.meta", {"label_names": names, "num_vis": 3072}, None),
         ("class_arrays", "l2l.pkl", {"image_data": pixels, "class_dict": {"n2": [0, 2], "n1": [1, 3]}}, pixels),
         ("class_arrays", "ren.pkl", {"image_data": pixels, "class_dict": {"n1": np.arange(4)}}, pixels),
-        (
-            "labelled_arrays",
-            "gidaris.pickle",
-            {"data": pixels, "labels": [7, 7, 8, 9], "catname2label": {"a": 7, "b": 8, "c": np.int64(9)}},
-            pixels,
-        ),
-        (
-            "pickle",
-            "tiered.pkl",
-            {"images": [png, png[:50].copy()], "labels": {"general": np.arange(2), "names": ["a", "b"]}},
-            png,
-        ),
+        ("pickle", "tiered.pkl", {"images": [png, png[:50].copy()], "labels": [np.int64(2), "a"]}, png),
     ]
 
 
@@ -131,24 +116,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-def answer(child, folder, case, content):
-    loader, name = case[:2]
-    (folder / name).write_bytes(content)
-    try:
-        return child.load(loader, folder / name)
-    except AssertionError as error:
-        raise AssertionError(f"{case[4]!r}: {error}; the pickle was {content!r}") from error
-
-
 def check(child, folder, mutation):
     number, changes = mutation
-    case = CASES[number]
-    content = case[-1]
+    loader, name, _, pixels, _, content = CASES[number]
     for change in changes:
-        content = changed(content, change, *places(case[3], content))
-    found = answer(child, folder, case, content)
-    if found["error"] is None and case[0] != "names":
-        assert all(dtype.lstrip("<>|") in ("uint8", "int64") for dtype, _, _ in found["arrays"]) or case[0] == "pickle"
+        content = changed(content, change, *places(pixels, content))
+    (folder / name).write_bytes(content)
+    child.load(loader, folder / name)
 
 
 @settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -164,24 +138,9 @@ def test_many_spoilt_pickles(child, folder, mutation):
     check(child, folder, mutation)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case[1]} {case[4]}" for case in CASES])
-def test_what_is_not_spoilt_is_as_it_was(child, folder, case):
-    loader, _, content, pixels, protocol, whole = case
-    found = answer(child, folder, case, whole)
-    assert found["error"] is None, found
-    for more in (b"x", b"." * 100, whole):  # after the end of the pickle
-        assert answer(child, folder, case, whole + more) == found
-    assert answer(child, folder, case, whole[:-1])["error"] == "InputError"
-    if loader == "names":
-        assert found["names"] == content["label_names"]
-        return
-    first, last = places(pixels, whole)
-    assert last > first or protocol == "0"  # where lines are escaped
-    for place in range(first, last, max(1, (last - first) // 7)):  # other pixels are other pixels and nothing else
-        spoilt = bytearray(whole)
-        spoilt[place] ^= 1
-        expected = np.frombuffer(bytes(spoilt[first:last]), np.uint8).reshape(pixels.shape)
-        expected = expected.reshape(-1, 3, 32, 32) if loader.startswith("cifar") else expected
-        assert digest(expected) in answer(child, folder, case, bytes(spoilt))["arrays"]
-    expected = pixels.reshape(-1, 3, 32, 32) if loader.startswith("cifar") else pixels
-    assert digest(expected) in found["arrays"]
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_what_is_not_spoilt_loads(child, folder, number):
+    loader, name, *_, content = CASES[number]
+    for written, expected in ((content, None), (content + content, None), (content[:-1], "InputError")):
+        (folder / name).write_bytes(written)
+        assert child.load(loader, folder / name)["error"] == expected
