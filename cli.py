@@ -27,7 +27,6 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten, parse_yaml
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
-from swbn_lightning.training.callbacks.nothing_to_train import NothingToTrain
 from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from swbn_lightning.training.callbacks.result_table import ResultTable
 from swbn_lightning.training.callbacks.run_file import RunFile
@@ -92,7 +91,7 @@ class SwbnCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         made = self.config_init[self.subcommand]
         config, self._folder = parts.trainer_settings({**made.trainer, **kwargs}, made.run, _LOG_EVERY)
-        own = [ResultTable(), NothingToTrain()] if config.get("barebones") else self._own_callbacks(config)
+        own = [ResultTable()] if config.get("barebones") else self._own_callbacks(config)
         changed = parts.changed_settings(_CONFIGURED, self.config[self.subcommand], _DEFAULTS)
         try:
             config["callbacks"] = parts.callbacks(config.get("callbacks"), own, changed)
@@ -112,7 +111,7 @@ class SwbnCLI(LightningCLI):
         if logs:
             callbacks.append(LearningRateMonitor())
         callbacks += [RunFile(self._command_line, self._flat_settings), made.finite, RandomStreams(), StopTogether()]
-        callbacks += [ResultTable(), EpisodeFiles(), PredictionTable(), NothingToTrain()]
+        callbacks += [ResultTable(), EpisodeFiles(), PredictionTable()]
         if logs and made.run.report:
             from swbn_lightning.training.callbacks.report_page import ReportPage  # matplotlib, as below
 

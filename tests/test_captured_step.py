@@ -29,9 +29,8 @@ def _stand_in(monkeypatch):
         monkeypatch.setattr(captured_step, "on_side_stream", lambda step: step())
         monkeypatch.setattr(captured_step, "record", lambda step: step)
         monkeypatch.setattr(captured_step, "check_graph_can_be_captured", lambda trainer: None)
-        for name in ("adam", "rmsprop"):
-            module = importlib.import_module(f"torch.optim.{name}")
-            monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu"])
+        adam = importlib.import_module("torch.optim.adam")
+        monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda *args, **kwargs: ["cpu"])
 
 
 class Losses(pl.Callback):
@@ -47,8 +46,6 @@ class Losses(pl.Callback):
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4),
     "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.05),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
 
 
@@ -87,7 +84,7 @@ def fit(cuda_graph, optimizer="sgd", norm="swbn-fro", steps=STEPS, callbacks=(),
     return module, losses, trainer
 
 
-@pytest.mark.parametrize(("optimizer", "norm"), [("sgd", "swbn-fro"), ("adam", "bn"), ("sgd", "iternorm")])
+@pytest.mark.parametrize(("optimizer", "norm"), [("sgd", "swbn-fro"), ("adam", "iternorm")])
 def test_twenty_steps_are_those_of_eager_training(optimizer, norm):
     eager, expected, _ = fit(False, optimizer, norm)
     module, found, trainer = fit(True, optimizer, norm)
@@ -133,28 +130,23 @@ def test_parameters_follow_a_loop_written_out(optimizer):
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
     # A checkpoint of it is that of an optimiser as it was made.
     group, made = optim.state_dict()["param_groups"][0], OPTIMIZERS[optimizer](module.parameters()).param_groups[0]
-    assert {k: v for k, v in group.items() if k not in ("params", "lr")} == {
-        k: v for k, v in made.items() if k not in ("params", "lr")
-    }
+    assert all(group[key] == value for key, value in made.items() if key not in ("params", "lr"))
 
 
 def test_a_checkpoint_of_eager_training_goes_on():
-    module, loss, optim, batches = small_problem("adam")
-    for batch in batches[:4]:
-        optim.zero_grad()
-        loss(batch)[0].backward()
-        optim.step()
-    states = module.state_dict(), optim.state_dict()
+    _, loss, optim, batches = small_problem("adam")
+    loss(batches[0])[0].backward()
+    optim.step()
+    state = optim.state_dict()
     again, loss, optim, batches = small_problem("adam")
-    again.load_state_dict(states[0])
-    optim.load_state_dict(states[1])
+    optim.load_state_dict(state)
     step = CapturedStep(again, loss, optim)
-    for batch in batches[4:]:
+    for batch in batches:
         step(batch)
-    assert {int(state["step"]) for state in optim.state.values()} == {8}
+    assert {int(state["step"]) for state in optim.state.values()} == {9}
 
 
-def test_a_batch_of_another_shape_or_type_is_refused():
+def test_what_the_graph_does_not_know_is_refused():
     module, loss, optim, batches = small_problem("sgd")
     step = CapturedStep(module, loss, optim)
     for batch in batches[:5]:
@@ -163,13 +155,6 @@ def test_a_batch_of_another_shape_or_type_is_refused():
     for other in ((images[:3], labels[:3]), (images.double(), labels), [images, labels]):
         with pytest.raises(ValueError, match="captured for a batch of"):
             step(other)
-
-
-def test_a_hyperparameter_that_changes_is_refused():
-    module, loss, optim, batches = small_problem("sgd")
-    step = CapturedStep(module, loss, optim)
-    for batch in batches[:5]:
-        step(batch)
     optim.param_groups[0]["momentum"] = 0.5
     with pytest.raises(ValueError, match="momentum of the optimiser changed"):
         step(batches[5])
@@ -191,11 +176,6 @@ def test_what_changes_between_epochs_is_captured_anew(monkeypatch):
     torch.testing.assert_close(module[0].weight, before)  # frozen since the second epoch
 
 
-def test_an_optimiser_that_cannot_be_captured_is_refused():
-    with pytest.raises(ValueError, match="LBFGS cannot be captured; use SGD, Adam"):
-        fit(True, lambda p: torch.optim.LBFGS(p))
-
-
 def test_what_needs_the_host_is_said(monkeypatch):
     def fails(step):
         raise RuntimeError("operation not permitted when stream is capturing.")
@@ -213,17 +193,13 @@ def test_without_a_gpu_it_is_refused_before_training(monkeypatch):
         fit(True)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"world_size": 2}, "works in one process, there are 2"),
-        ({"gradient_clip_val": 1.0}, "gradient_clip_val=1.0"),
-        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
-        ({"precision": "16-mixed"}, "use bf16-mixed"),
-    ],
-)
-def test_what_a_captured_step_cannot_do_is_said(monkeypatch, options, message):
-    monkeypatch.undo()
+@pytest.mark.parametrize(("options", "message"), [
+    ({"world_size": 2}, "works in one process, there are 2"),
+    ({"gradient_clip_val": 1.0}, "gradient_clip_val=1.0"),
+    ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
+    ({"precision": "16-mixed"}, "use bf16-mixed"),
+])  # fmt: skip
+def test_what_a_captured_step_cannot_do_is_said(options, message):
     works = {
         "strategy": SimpleNamespace(root_device=torch.device("cuda")), "world_size": 1, "gradient_clip_val": None,
         "accumulate_grad_batches": 1, "precision": "bf16-mixed",
@@ -233,6 +209,8 @@ def test_what_a_captured_step_cannot_do_is_said(monkeypatch, options, message):
         check_graph_can_be_captured(SimpleNamespace(**works | options))
 
 
-def test_values_that_are_looked_at_are_refused():
+def test_what_is_refused_when_training_starts():
+    with pytest.raises(ValueError, match="LBFGS cannot be captured; use SGD, Adam"):
+        fit(True, lambda p: torch.optim.LBFGS(p))
     with pytest.raises(ValueError, match="detect_anomaly looks at every value"):
         fit(True, detect_anomaly=True)

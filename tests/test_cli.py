@@ -27,6 +27,7 @@ SHORT = [
     "--data.train.episodes=3", "--data.val.episodes=50", "--data.test.episodes=50", "--data.val.queries=5",
     "--data.test.queries=5", "--whiteness.num_images=64",
 ]  # fmt: skip
+SMALL = ["--model.backbone=mlp", "--model.backbone_args={hidden: [16, 16], in_channels: 3, image_size: 32}"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,28 +49,37 @@ def run(tiny_cifar100, tmp_path_factory):
     """A short training on tiny data: its folder, and the arguments that made it."""
     root = tmp_path_factory.mktemp("work")
     arguments = ["--config", str(CIFAR_FS), "--data.root", str(tiny_cifar100), "--run.root", str(root / "runs"), *SHORT]
+    arguments += SMALL
     main(["train", *arguments])  # the alias of fit
     return root / "runs" / "cifar_fs_prototypical", [*arguments, "--whiteness.pictures=false"]  # seconds a run
 
 
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def newest(folder):
+    return max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
+
+
 def test_a_run_leaves_what_one_needs(run):
     folder = run[0] / "version_0"
-    results = json.loads((folder / "results.json").read_text())
+    told = results(folder)
     assert (folder / "config.yaml").is_file()
     assert (folder / "checkpoints" / "last.ckpt").exists()
-    assert (folder / results["best_checkpoint"]).is_file()
-    (best, *_) = results["results"]
+    assert (folder / told["best_checkpoint"]).is_file()
+    (best, *_) = told["results"]
     assert best["classes"] == 16 and best["images"] == 16 * 24 and best["episodes"] == 50
     assert 0.2 < best["accuracy"] <= 1 and 0 < best["ci95"] < 0.2
-    assert [entry["epoch"] for entry in results["whiteness"]] == [-1, 0, 1]
-    assert results["completed"] and len(results["epoch_seconds"]) == 2
-    assert 0 < sum(results["epoch_seconds"]) < results["fit_seconds"]
+    assert [entry["epoch"] for entry in told["whiteness"]] == [-1, 0, 1]
+    assert told["completed"] and len(told["epoch_seconds"]) == 2
+    assert 0 < sum(told["epoch_seconds"]) < told["fit_seconds"]
 
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     distances = [float(row["whiteness/distance/mean"]) for row in rows if row["whiteness/distance/mean"]]
-    assert distances == pytest.approx([entry["distance"] for entry in results["whiteness"]], rel=1e-6)
+    assert distances == pytest.approx([entry["distance"] for entry in told["whiteness"]], rel=1e-6)
     layers = [name for name in rows[0] if name.startswith("whiteness/rms/") and name != "whiteness/rms/mean"]
-    assert len(layers) == 21 and all(name.startswith("whiteness/rms/backbone.") for name in layers)
+    assert len(layers) == 2 and all(name.startswith("whiteness/rms/backbone.") for name in layers)
     assert max(float(row["val/accuracy"] or 0) for row in rows) == pytest.approx(best["accuracy"], rel=1e-5)
 
     events = EventAccumulator(str(folder)).Reload().Tags()["scalars"]
@@ -79,20 +89,20 @@ def test_a_run_leaves_what_one_needs(run):
 def test_a_run_in_the_same_place_gets_a_folder_of_its_own_and_the_same_figures(run):
     folder, arguments = run
     main(["fit", *arguments])
-    first, second = (json.loads((folder / f"version_{n}" / "results.json").read_text()) for n in (0, 1))
+    first, second = (results(folder / f"version_{n}") for n in (0, 1))
     assert first["results"] == second["results"] and first["whiteness"] == second["whiteness"]
 
 
-def test_a_single_episode_has_no_interval(run, capsys):
+def test_a_single_episode_of_other_shots_has_no_interval(run, capsys):
     folder, arguments = run
-    main(["test", *arguments, "--data.test.episodes=1", "--ckpt_path", str(folder / "version_0")])
-    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
-    (row,) = json.loads((newest / "results.json").read_text())["results"]
-    assert row["std"] is None and row["ci95"] is None and row["episodes"] == 1
+    other = ["--data.test.episodes=1", "--data.test.shots=5", "--data.test.ways=10"]
+    main(["test", *arguments, *other, "--ckpt_path", str(folder / "version_0")])
+    (row,) = results(newest(folder))["results"]
+    assert (row["ways"], row["shots"], row["episodes"]) == (10, 5, 1) and row["std"] is None and row["ci95"] is None
     shown = f"{100 * row['accuracy']:.2f}"
     assert f"{shown} ± – %" in capsys.readouterr().out
-    main(["report", str(newest)])
-    assert f">{shown}</td>" in (newest / "report.html").read_text(encoding="utf-8")
+    main(["report", str(newest(folder))])
+    assert f">{shown}</td>" in (newest(folder) / "report.html").read_text(encoding="utf-8")
 
 
 def accuracy_in_a_new_process(arguments):
@@ -100,7 +110,7 @@ def accuracy_in_a_new_process(arguments):
         [sys.executable, str(REPOSITORY / "cli.py"), "test", *arguments], capture_output=True, text=True, check=True
     )
     (folder,) = re.findall(r"run folder: (.*)", done.stdout)
-    return json.loads((Path(folder) / "results.json").read_text())
+    return results(Path(folder))
 
 
 @pytest.mark.slow  # three interpreters
@@ -113,27 +123,26 @@ def test_test_gives_the_same_digits_in_every_process(run, capsys):
     (a,), (b,) = first["results"], second["results"]
     assert a["accuracy"] == b["accuracy"] and a["ci95"] == b["ci95"] and a["images"] == b["images"] == 20 * 24
     # The table of a test shows how white the trained layers became.
-    whole = json.loads((folder / "version_0" / "results.json").read_text())["whiteness"]
+    whole = results(folder / "version_0")["whiteness"]
     assert first["whiteness"] == whole[: len(first["whiteness"])] and len(first["whiteness"]) >= 2  # to the best epoch
 
 
-def test_a_test_leaves_the_accuracy_of_every_episode_and_class(run, capsys):
+def test_a_test_leaves_the_accuracy_of_every_episode_and_class(run):
     folder, arguments = run
     found = []
-    for extra in ([], ["--data.eval_batch_size=37"], ["--data.test.episodes=20"]):
-        main(["test", *arguments, *extra, "--ckpt_path", str(folder / "version_0")])
-        newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
-        (row,) = json.loads((newest / "results.json").read_text())["results"]
-        accuracies = [float(line["accuracy"]) for line in csv.DictReader((newest / "episodes.csv").open())]
+    for extra in ("--data.eval_batch_size=37", "--data.test.episodes=20"):
+        main(["test", *arguments, extra, "--ckpt_path", str(folder / "version_0")])
+        (row,) = results(newest(folder))["results"]
+        accuracies = [float(line["accuracy"]) for line in csv.DictReader((newest(folder) / "episodes.csv").open())]
         assert len(accuracies) == row["episodes"]
         assert np.mean(accuracies) == pytest.approx(row["accuracy"], abs=1e-12)
         assert np.std(accuracies, ddof=1) == pytest.approx(row["std"], abs=1e-12)
         found.append((row["episodes_id"], accuracies))
-        classes = list(csv.DictReader((newest / "classes.csv").open()))
+        classes = list(csv.DictReader((newest(folder) / "classes.csv").open()))
         assert len(classes) == 20 and len({line["name"] for line in classes}) == 20
-    assert found[0] == found[1] and found[2] == (found[0][0], found[0][1][:20])
+    assert found[1] == (found[0][0], found[0][1][:20])
     # Every class is drawn about equally often, so the mean of theirs is near the episodes'.
-    assert np.mean([float(line["accuracy"]) for line in classes]) == pytest.approx(np.mean(found[2][1]), abs=0.15)
+    assert np.mean([float(line["accuracy"]) for line in classes]) == pytest.approx(np.mean(found[1][1]), abs=0.15)
     assert not (folder / "version_0" / "episodes.csv").exists()  # fit's validation chooses; it is compared with nothing
 
 
@@ -150,14 +159,6 @@ def test_the_table(run, capsys):
     )
 
 
-def test_other_shots_than_in_training(run, capsys):
-    folder, arguments = run
-    main(["test", *arguments, "--ckpt_path", str(folder), "--data.test.shots=5", "--data.test.ways=10"])
-    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
-    (row,) = json.loads((newest / "results.json").read_text())["results"]
-    assert (row["ways"], row["shots"]) == (10, 5)
-
-
 def test_the_checkpoints_hyperparameters_beat_the_given_ones_and_are_said(run, capsys):
     # Lightning issue 20801: otherwise silent.
     folder, arguments = run
@@ -168,34 +169,31 @@ def test_the_checkpoints_hyperparameters_beat_the_given_ones_and_are_said(run, c
 def test_resuming_goes_on(run):
     folder, arguments = run
     main(["fit", *arguments, "--trainer.max_epochs=3", "--ckpt_path", str(folder / "version_0")])
-    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
-    results = json.loads((newest / "results.json").read_text())
-    assert [entry["epoch"] for entry in results["whiteness"]] == [-1, 0, 1, 2]
-    assert results["results"][0]["epoch"] == 2 and "epoch002" in results["best_checkpoint"]
-    checkpoint = torch.load(newest / "checkpoints" / "last.ckpt", weights_only=True)
+    told = results(newest(folder))
+    assert [entry["epoch"] for entry in told["whiteness"]] == [-1, 0, 1, 2] and told["results"][-1]["epoch"] == 2
+    checkpoint = torch.load(newest(folder) / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["epoch"] == 2 and checkpoint["global_step"] == 9
 
 
-def test_last_is_the_last_epoch_and_best_the_kept_one(run, capsys):
+def test_last_is_the_last_epoch_and_best_the_kept_one(run):
     # To keep the lowest epoch makes the first one the "best".
     folder, arguments = run
     lowest = ["--checkpoint.monitor=epoch", "--checkpoint.mode=min"]
     main(["fit", *arguments, *lowest, "--run.name=worse", "--trainer.max_epochs=3"])
-    results = json.loads((folder.parent / "worse" / "version_0" / "results.json").read_text())
-    best, last = results["results"]
-    assert best["epoch"] == 0 and last["epoch"] == 2
-    assert "epoch000" in results["best_checkpoint"]
-    checkpoints = folder.parent / "worse" / "version_0" / "checkpoints"
-    assert sorted(p.name for p in checkpoints.iterdir()) == [Path(results["best_checkpoint"]).name, "last.ckpt"]
-    assert torch.load(checkpoints / "last.ckpt", weights_only=True)["epoch"] == 2
+    worse = folder.parent / "worse" / "version_0"
+    told = results(worse)
+    best, last = told["results"]
+    assert best["epoch"] == 0 and last["epoch"] == 2 and "epoch000" in told["best_checkpoint"]
+    assert {p.name for p in (worse / "checkpoints").iterdir()} == {Path(told["best_checkpoint"]).name, "last.ckpt"}
+    assert torch.load(worse / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 2
     # The table's whiteness is that of the checkpoint named beside it.
-    ends = {entry["epoch"]: entry["distance"] for entry in results["whiteness"]}
-    assert best["distance"] == [ends[-1], ends[best["epoch"]]] and last["distance"] == [ends[-1], ends[2]]
+    ends = {entry["epoch"]: entry["distance"] for entry in told["whiteness"]}
+    assert best["distance"] == [ends[-1], ends[0]] and last["distance"] == [ends[-1], ends[2]]
 
     # A killed run has no results.json; its checkpoints are found nevertheless.
-    (folder.parent / "worse" / "version_0" / "results.json").unlink()
-    assert find_checkpoint(folder.parent / "worse").name == Path(results["best_checkpoint"]).name
-    assert find_checkpoint(folder.parent / "worse", "last").name == "last.ckpt"
+    (worse / "results.json").unlink()
+    assert find_checkpoint(worse).name == Path(told["best_checkpoint"]).name
+    assert find_checkpoint(worse, "last").name == "last.ckpt"
 
 
 class Interrupt(pl.Callback):
@@ -204,15 +202,17 @@ class Interrupt(pl.Callback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_shows_what_it_had_reached(run, capsys):
+def test_an_interrupted_run_shows_what_it_had_reached_and_how_to_go_on(run, capsys, caplog):
     folder, arguments = run
     with pytest.raises(SystemExit):
         main(["fit", *arguments, "--run.name=stopped", "--trainer.callbacks=tests.test_cli.Interrupt"])
-    results = json.loads((folder.parent / "stopped" / "version_0" / "results.json").read_text())
-    assert [row["epoch"] for row in results["results"]] == [0]
-    assert not results["completed"] and len(results["epoch_seconds"]) == 1
+    stopped = folder.parent / "stopped" / "version_0"
+    told = results(stopped)
+    assert [row["epoch"] for row in told["results"]] == [0]
+    assert not told["completed"] and len(told["epoch_seconds"]) == 1
     assert "accuracy ± 95%" in capsys.readouterr().out
-    main(["test", *arguments, "--ckpt_path", str(folder.parent / "stopped")])
+    assert f"go on from the last epoch with --ckpt_path {stopped / 'checkpoints' / 'last.ckpt'}" in caplog.text
+    main(["test", *arguments, "--ckpt_path", str(stopped)])
 
 
 class Hours(pl.Callback):
@@ -235,16 +235,11 @@ def test_an_epochs_time_is_that_of_its_training(run, monkeypatch):
     monkeypatch.setattr(
         "swbn_lightning.training.callbacks.result_table.time", SimpleNamespace(perf_counter=lambda: Hours.now)
     )
-    often = [
-        "--trainer.val_check_interval=2",
-        "--trainer.max_epochs=1",
-        "--data.episodes_per_step=1",
-        "--run.root=here",
-    ]
+    often = ["--trainer.val_check_interval=2", "--trainer.max_epochs=1", "--data.episodes_per_step=1"]
+    often += ["--run.root=here"]
     main(["fit", *arguments, *often, "--trainer.callbacks=tests.test_cli.Hours"])
     (folder,) = Path("here").glob("*/version_0")
-    results = json.loads((folder / "results.json").read_text())
-    assert results["epoch_seconds"] == [3] and results["fit_seconds"] > 8760
+    assert results(folder)["epoch_seconds"] == [3] and results(folder)["fit_seconds"] > 8760
 
 
 @pytest.mark.parametrize("off", ["logger", "enable_progress_bar", "enable_checkpointing"])
@@ -279,26 +274,11 @@ def test_averaged_weights_with_their_own_statistics(run, capsys):
         torch.load(folder / name, weights_only=True)["state_dict"] for name in ("averaged.ckpt", "last.ckpt")
     )
     mean = next(key for key in last if key.endswith("running_mean"))
-    weight = next(key for key in last if key.endswith("conv1.weight"))
+    weight = next(key for key in last if key.startswith("backbone") and key.endswith("weight"))
     assert torch.equal(averaged[weight], last[weight])  # Lightning's checkpoints hold the average too,
     assert not torch.equal(averaged[mean], last[mean])  # with other statistics
     main(["test", *arguments, "--ckpt_path", str(folder / "averaged.ckpt")])
     assert "accuracy ± 95%" in capsys.readouterr().out
-
-
-def test_the_checkpoint_holds_plain_data(run):
-    checkpoint = torch.load(run[0] / "version_0" / "checkpoints" / "last.ckpt", weights_only=True)
-    hyperparameters = checkpoint["hyper_parameters"]
-    assert hyperparameters["norm"] == "swbn-fro" and hyperparameters["norm_args"] == {"step_size": 0.005}
-
-
-def test_validate(run):
-    folder, arguments = run
-    main(["validate", *arguments, "--ckpt_path", str(folder / "version_0")])
-    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
-    best = json.loads((folder / "version_0" / "results.json").read_text())["results"][0]
-    (again,) = json.loads((newest / "results.json").read_text())["results"]
-    assert again["accuracy"] == best["accuracy"]
 
 
 def test_predict_names_images_from_a_support_folder(run, capsys):
@@ -314,17 +294,14 @@ def test_predict_names_images_from_a_support_folder(run, capsys):
             Image.fromarray(pixels).save(place / f"{name}{number}.png")
     given = [*arguments, "--ckpt_path", str(folder), "--data.support=support"]
     main(["predict", *given, "--data.query=query", "--run.report=true"])
-    newest = max(folder.glob("version_*"), key=lambda path: int(path.name[8:]))
-    rows = list(csv.DictReader((newest / "predictions.csv").open()))
+    rows = list(csv.DictReader((newest(folder) / "predictions.csv").open()))
     assert [Path(row["image"]).name for row in rows] == ["blue3.png", "green3.png", "red3.png"]
     assert [row["class"] for row in rows] == ["blue", "green", "red"]
     for row in rows:
         probabilities = [float(row[name]) for name in ("red", "green", "blue")]
         assert sum(probabilities) == pytest.approx(1, abs=1e-5) and max(probabilities) == float(row["probability"])
-    assert "green3.png" in capsys.readouterr().out and not (newest / "report.html").exists()  # there are no results
-    main(["predict", *given, "--data.query=query/red3.png"])
-    assert "red3.png" in capsys.readouterr().out
-
+    assert "green3.png" in capsys.readouterr().out
+    assert not (newest(folder) / "report.html").exists()  # there are no results
     (Path("support") / "red").rename(Path("support") / "[red]:x:")
     main(["predict", *given, "--data.query=query/red3.png"])
     assert "[red]:x:" in capsys.readouterr().out  # a name, no markup

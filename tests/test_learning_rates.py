@@ -10,15 +10,11 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from torch.optim import lr_scheduler as torch_schedules
 from torch.utils.data import DataLoader
 
-from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.training.schedules import PiecewiseConstantLR
+from tests.reliability.test_changed_settings import Tiny
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 BASE, EPOCH, EPOCHS, WARM = 0.1, 5, 6, 7
-
-
-def warm_restarts(t):  # cycles of 4, 8, 16 steps
-    start, length = next((a, n) for a, n in ((0, 4), (4, 8), (12, 16), (28, 32)) if t < a + n)
-    return 0.5 * (1 + math.cos(math.pi * (t - start) / length))
 
 
 def one_cycle(t):  # up to 0.4 within 7 steps, then down to 0.0004 at step 31, both along a line
@@ -30,19 +26,10 @@ S = torch_schedules
 # Of each: what makes it, and its rate after t of its steps.
 SCHEDULES = {
     "none": (None, lambda t: BASE),
-    "LambdaLR": (lambda o: S.LambdaLR(o, lambda t: 1 / (1 + t)), lambda t: BASE / (1 + t)),
-    "MultiplicativeLR": (lambda o: S.MultiplicativeLR(o, lambda t: 0.9), lambda t: BASE * 0.9**t),
-    "StepLR": (lambda o: S.StepLR(o, 3, 0.5), lambda t: BASE * 0.5 ** (t // 3)),
     "MultiStepLR": (lambda o: S.MultiStepLR(o, [2, 4], 0.1), lambda t: BASE * 0.1 ** ((t >= 2) + (t >= 4))),
-    "ConstantLR": (lambda o: S.ConstantLR(o, 0.25, 4), lambda t: BASE * (0.25 if t < 4 else 1)),
-    "LinearLR": (lambda o: S.LinearLR(o, 0.2, 1, 8), lambda t: BASE * (0.2 + 0.8 * min(t, 8) / 8)),
     "ExponentialLR": (lambda o: S.ExponentialLR(o, 0.8), lambda t: BASE * 0.8**t),
-    "PolynomialLR": (lambda o: S.PolynomialLR(o, 12, 2.0), lambda t: BASE * (1 - min(t, 12) / 12) ** 2),
     "CosineAnnealingLR": (
         lambda o: S.CosineAnnealingLR(o, 40, 0.01), lambda t: 0.01 + 0.09 * 0.5 * (1 + math.cos(math.pi * t / 40))
-    ),
-    "CosineAnnealingWarmRestarts": (
-        lambda o: S.CosineAnnealingWarmRestarts(o, 4, 2), lambda t: BASE * warm_restarts(t)
     ),
     "CyclicLR": (lambda o: S.CyclicLR(o, 0.01, 0.1, 4), lambda t: 0.01 + 0.09 * (1 - abs(t % 8 / 4 - 1))),
     "OneCycleLR": (
@@ -65,28 +52,6 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-class Flat(TrainingModule):
-    """A model of one layer, whose validation's loss never changes."""
-
-    def __init__(self, schedule, interval, warmup_steps):
-        def sgd(parameters):
-            return torch.optim.SGD(parameters, lr=BASE, momentum=0.9)
-
-        super().__init__(
-            backbone="mlp", backbone_args={"hidden": [2]}, optimizer=sgd, lr_scheduler=schedule, lr_interval=interval,
-            warmup_steps=warmup_steps,
-        )  # fmt: skip
-
-    def setup(self, stage):
-        pass
-
-    def training_loss(self, batch):
-        return sum(p.sum() for p in self.parameters()) * 0, batch.mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val/loss", 1.0)
-
-
 class Rates(DummyLogger):
     """What :class:`LearningRateMonitor` says, and what the optimiser had when it made its steps."""
 
@@ -103,7 +68,10 @@ def train(schedule, interval, warmup_steps, folder, *callbacks, resume_at=None, 
     logger, monitor = Rates(), LearningRateMonitor("step")
 
     def fit(epochs, checkpoint=None):
-        model = Flat(schedule, interval, warmup_steps)
+        model = Tiny(
+            backbone="mlp", backbone_args={"hidden": [2]}, optimizer=lambda p: torch.optim.SGD(p, BASE, momentum=0.9),
+            lr_scheduler=schedule, lr_interval=interval, warmup_steps=warmup_steps,
+        )  # fmt: skip
         step = model.optimizer_step
 
         def noted(epoch, batch_idx, optimizer, closure=None):
@@ -132,7 +100,6 @@ def by_hand(rate, interval, warmup_steps):
     return [min(1, (s + 1) / (warmup_steps + 1)) * rate(s if interval == "step" else s // EPOCH) for s in steps]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("warmup_steps", [0, WARM])
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -145,29 +112,19 @@ def test_every_schedule(name, interval, warmup_steps, tmp_path):
         assert found.said == pytest.approx(expected, rel=1e-6)
 
 
-def test_all_of_torchs_schedules_are_here():
-    known = {name for name, kind in vars(S).items() if isinstance(kind, type) and issubclass(kind, S.LRScheduler)}
-    assert known - {"LRScheduler", "_LRScheduler", "ReduceLROnPlateau"} <= SCHEDULES.keys()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-@pytest.mark.parametrize("name", ["ExponentialLR", "PiecewiseConstantLR", "OneCycleLR"])
+@pytest.mark.parametrize(("name", "interval"), [("ExponentialLR", "epoch"), ("OneCycleLR", "step")])
 def test_going_on_within_the_warm_up(name, interval, tmp_path):
     schedule, rate = SCHEDULES[name]
     found = train(schedule, interval, WARM, tmp_path, resume_at=1)
     assert found.used == pytest.approx(by_hand(rate, interval, WARM), rel=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_steps_of_several_batches_count_once(tmp_path):
-    for interval in ("step", "epoch"):
-        schedule, rate = SCHEDULES["ExponentialLR"]
-        found = train(schedule, interval, WARM, tmp_path, accumulate=2)
-        assert found.used == pytest.approx(by_hand(rate, interval, WARM), rel=1e-6)
+    schedule, rate = SCHEDULES["ExponentialLR"]
+    found = train(schedule, "epoch", WARM, tmp_path, accumulate=2)
+    assert found.used == pytest.approx(by_hand(rate, "epoch", WARM), rel=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("warmup_steps", [0, WARM])
 def test_a_plateau(warmup_steps, tmp_path):
     """The loss never improves on the first: with a patience of 1 the rate falls after the epochs 3 and 5."""
@@ -176,7 +133,6 @@ def test_a_plateau(warmup_steps, tmp_path):
     assert found.used == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_averaging_callbacks_that_want_a_single_schedule(tmp_path):
     averaging = StochasticWeightAveraging(swa_lrs=0.5, swa_epoch_start=3, annealing_epochs=1)
     found = train(SCHEDULES["ExponentialLR"][0], "epoch", WARM, tmp_path, averaging)

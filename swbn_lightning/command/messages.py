@@ -38,13 +38,9 @@ def say_less() -> None:
 
 @contextmanager
 def errors_as_messages(shows_only: bool) -> Iterator[None]:
-    """For one command: a mistake of the user's is a message, and a screen that takes no more is no end.
+    """For one command: a mistake of the user's is a message and exit code 2; a screen that takes no more is no end.
 
-    Args:
-        shows_only: whether the command is for what it shows, and writes nothing that lasts.
-
-    Raises:
-        SystemExit: 2 after the message of a mistake; 1 where what was to be shown could not be.
+    A command that only shows something ends with 1 where it could not.
     """
     with forgiving_screen() as screen:
         try:

@@ -12,7 +12,6 @@ from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 from pytorch_lightning.loggers import Logger
 
-from swbn_lightning.command.parts import Maker
 from swbn_lightning.command.settings import plain
 from swbn_lightning.errors import InputError
 from swbn_lightning.runs.checkpoints import read_checkpoint
@@ -26,31 +25,39 @@ _UNFIT = (AttributeError, MemoryError, OverflowError, RuntimeError, TypeError, V
 def classes_made_with_care(parser: LightningArgumentParser, config: Namespace) -> Iterator[None]:
     """While Lightning makes the classes of a configuration: what a checkpoint keeps beats what is given.
 
-    Args:
-        parser: of the command.
-        config: of the subcommand; afterwards the model's settings are those that were used, to be saved.
-
-    Raises:
-        InputError: a logger or callback that cannot be made, in its own words; a model that a checkpoint does not fit.
+    A logger or callback that cannot be made is an error in its own words, which the parser would hide among others.
     """
-    maker = Maker()
+    refused: list[InputError] = []
+
+    def make_part(kind: type, *args: Any, **given: Any) -> Any:
+        try:
+            return kind(*args, **given)
+        except Exception as error:  # it may be anybody's, and want a package, a server, other values
+            reason = "" if isinstance(error, InputError) else f"no {kind.__name__} can be made: "
+            refused.append(InputError(f"{reason}{' '.join(str(error).split())}"))
+            raise refused[0] from error
+
     for kind in (pl.Callback, Logger):
-        parser.add_instantiator(maker, kind)
+        parser.add_instantiator(make_part, kind)
     given, kept = Namespace(), {}
     if config.get("model"):
         given = config.model.get("init_args") or Namespace()
         model_class: Any = pydoc.locate(config.model.class_path)
         if checkpoint := config.get("ckpt_path"):
             kept = kept_hyperparameters(read_checkpoint(checkpoint), model_class, checkpoint)
-            _say_what_the_checkpoint_overrides(given, kept)
+            for key, value in kept.items():  # as in Lightning, which does not say so
+                if key in given and plain(given[key]) != value:
+                    print(
+                        f"swbn: the checkpoint's {key}={value!r} is used, not {plain(given[key])!r}.", file=sys.stderr
+                    )
         # Past the parser, which would read a checkpoint's strings as YAML, and its mappings as classes.
         parser.add_instantiator(_model_maker(given, kept, checkpoint), model_class, subclasses=False)
     try:
         yield
     except ValueError as error:
-        if maker.refused is None:
+        if not refused:
             raise
-        raise maker.refused from error
+        raise refused[0] from error
     if kept:
         config.model.init_args = Namespace({**vars(given), **kept})
 
@@ -68,13 +75,6 @@ def _model_maker(settings: Namespace, kept: dict[str, Any], checkpoint: str | No
             raise InputError(f"{checkpoint}: no {kind.__name__} can be made as it says: {error}") from error
 
     return make
-
-
-def _say_what_the_checkpoint_overrides(given: Any, kept: dict[str, Any]) -> None:
-    """A checkpoint's hyperparameters beat the ones given, as in Lightning; said where they differ."""
-    for key, value in kept.items():
-        if key in given and plain(given[key]) != value:
-            print(f"swbn: the checkpoint's {key}={value!r} is used, not {plain(given[key])!r}.", file=sys.stderr)
 
 
 def _without_parser(settings: Any, made: Any) -> Any:

@@ -22,35 +22,8 @@ def as_list(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
 
 
-class Maker:
-    """Makes loggers and callbacks of the user's, and knows what went wrong: the parser hides it among other errors."""
-
-    def __init__(self) -> None:
-        self.refused: InputError | None = None
-
-    def __call__(self, kind: type, *args: Any, **given: Any) -> Any:
-        try:
-            return kind(*args, **given)
-        except Exception as error:  # it may be anybody's, and want a package, a server, other values
-            reason = "" if isinstance(error, InputError) else f"no {kind.__name__} can be made: "
-            self.refused = InputError(f"{reason}{' '.join(str(error).split())}")
-            raise self.refused from error
-
-
 def trainer_settings(given: Mapping[str, Any], run: Any, log_every: int) -> tuple[dict[str, Any], Path | None]:
-    """The trainer's settings with the command's in the places of those that are not given, but for callbacks.
-
-    Args:
-        given: the settings.
-        run: the command's settings of this run: ``root``, of all runs, and ``name``.
-        log_every: the command's default of ``log_every_n_steps``.
-
-    Returns:
-        The settings, and the folder that was made for the run; None for one that leaves no files.
-
-    Raises:
-        InputError: a number below 1.
-    """
+    """The trainer's settings with the command's where none are given, but for callbacks; and the folder made for it."""
     config, folder = dict(given), None
     counts = {key: config.get(key) for key in ("accumulate_grad_batches", "check_val_every_n_epoch")}
     require_positive("trainer", **{key: value for key, value in counts.items() if value is not None})
@@ -59,7 +32,9 @@ def trainer_settings(given: Mapping[str, Any], run: Any, log_every: int) -> tupl
     if config.get("logger") is not False and not (config.get("fast_dev_run") or config.get("barebones")):
         config["logger"] = loggers(config.get("logger"), run.root, run.name)
         folder = Path(config["logger"][0].log_dir)
-    config["plugins"] = with_checkpoint_io(config.get("plugins"))
+    config["plugins"] = as_list(config.get("plugins"))
+    if not any(isinstance(plugin, CheckpointIO) for plugin in config["plugins"]):
+        config["plugins"].append(WholeCheckpointIO())
     if config.get("default_root_dir") is None:
         # Where SLURM's requeueing keeps its checkpoint, and finds it: not the working folder, which all jobs share.
         config["default_root_dir"] = str(Path(run.root, run.name))
@@ -67,15 +42,7 @@ def trainer_settings(given: Mapping[str, Any], run: Any, log_every: int) -> tupl
 
 
 def loggers(given: Any, root: str, name: str) -> list[Logger]:
-    """The trainer's loggers: the run's own files first, whose folder is the run's; then the user's.
-
-    A run's ``metrics.csv`` is always written. Another ``TensorBoardLogger`` takes the place of the run's own.
-
-    Args:
-        given: as the trainer takes them, without False.
-        root: of all runs.
-        name: of this one.
-    """
+    """The run's own, whose folder is the run's, then the user's. (Their ``TensorBoardLogger`` replaces the run's.)"""
     theirs = as_list(None if given is True else given)
     # The first process makes the folder; Lightning tells the others its path.
     version = int(new_run_folder(root, name).name.removeprefix("version_")) if rank_zero_only.rank == 0 else 0  # type: ignore[attr-defined]
@@ -86,15 +53,9 @@ def loggers(given: Any, root: str, name: str) -> list[Logger]:
 
 
 def callbacks(given: Any, own: Sequence[pl.Callback], changed: Mapping[type, Sequence[str]]) -> list[pl.Callback]:
-    """The user's callbacks and, of the command's, those of whose kind the user gave none.
+    """The user's callbacks and, of the command's own, those of whose kind the user gave none.
 
-    Args:
-        given: as the trainer takes them.
-        own: of the command.
-        changed: of the kinds that have settings of their own, the names of those that were given.
-
-    Raises:
-        InputError: settings of a callback that the user's replaces; a callback that cannot work here.
+    ``changed`` has the settings that were given to a kind of the command's; they must not be lost.
     """
     theirs, kept = as_list(given), []
     if any(isinstance(callback, LearningRateFinder) for callback in theirs):
@@ -120,16 +81,7 @@ def callbacks(given: Any, own: Sequence[pl.Callback], changed: Mapping[type, Seq
 def changed_settings(
     kinds: Mapping[str, type], given: Any, defaults: Mapping[str, Mapping[str, Any]]
 ) -> dict[type, list[str]]:
-    """Of callbacks that have settings of their own: the arguments that are given otherwise than by default.
-
-    Args:
-        kinds: of the callbacks, by the name of their settings.
-        given: the configuration.
-        defaults: those that are not the constructors'.
-
-    Returns:
-        By kind, as ``name.argument``.
-    """
+    """Of callbacks with settings of their own: what is given otherwise than by default, as ``name.argument``."""
     changed = {}
     for name, kind in kinds.items():
         usual = {key: p.default for key, p in inspect.signature(kind).parameters.items()} | dict(defaults.get(name, {}))
@@ -137,13 +89,6 @@ def changed_settings(
         settings = {key: value for key, value in vars(given[name]).items() if key != "save_on_train_epoch_end"}
         changed[kind] = [f"{name}.{k}" for k, v in settings.items() if _plain(v) != _plain(usual.get(k))]
     return changed
-
-
-def with_checkpoint_io(given: Any) -> list[Any]:
-    """The trainer's plugins, with this package's way to write checkpoints unless another one is among them."""
-    plugins = as_list(given)
-    own = [] if any(isinstance(plugin, CheckpointIO) for plugin in plugins) else [WholeCheckpointIO()]
-    return [*plugins, *own]
 
 
 def _plain(value: Any) -> Any:

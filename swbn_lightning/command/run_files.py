@@ -11,6 +11,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from swbn_lightning.files.writing import write_whole
 from swbn_lightning.runs.folders import CONFIG_FILE, RUN_FILE
+from swbn_lightning.training.callbacks.run_file import AtTheEnd
 
 # What a run writes before it has trained or evaluated anything.
 _FIRST_FILES = (CONFIG_FILE, RUN_FILE, "hparams.yaml", "events.out.tfevents.*")
@@ -30,40 +31,23 @@ class RunConfiguration(SaveConfigCallback):
                 logger.log_hyperparams({"config": yaml.safe_load(text)})
 
 
-class RunFilesToLoggers(pl.Callback):
-    """Gives Weights & Biases and MLflow the files of a run's folder (results, whiteness, pictures, report) at its end.
+class RunFilesToLoggers(AtTheEnd):
+    """Gives Weights & Biases and MLflow the files of a run's folder (results, whiteness, pictures, report).
 
-    Checkpoints excepted: ``log_model`` of these loggers decides on them. It has to stand after what writes the files.
+    Checkpoints excepted: ``log_model`` of these loggers decides on them.
     """
 
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        log_dir = trainer.log_dir  # the processes agree on it here
-        self._folder = Path(log_dir) if trainer.loggers and log_dir else None
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._send(trainer)
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt):  # Lightning calls no teardown then
-            self._send(trainer)
-
-    def _send(self, trainer: pl.Trainer) -> None:
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger | MLFlowLogger)]
-        if self._folder is None or not trainer.is_global_zero or not loggers:
-            return
-        for logger in loggers:
+    def finish(self, trainer: pl.Trainer, folder: Path) -> None:
+        for logger in trainer.loggers:
             try:
                 for pattern in _SENT:
                     if isinstance(logger, WandbLogger):  # which has a config.yaml of its own
-                        logger.experiment.save(str(self._folder / pattern), str(self._folder), "now")
-                        continue
-                    for file in sorted(self._folder.glob(pattern)):
-                        logger.experiment.log_artifact(logger.run_id, str(file))
+                        logger.experiment.save(str(folder / pattern), str(folder), "now")
+                    elif isinstance(logger, MLFlowLogger):
+                        for file in sorted(folder.glob(pattern)):
+                            logger.experiment.log_artifact(logger.run_id, str(file))
             except Exception as error:  # a server's, of any kind; the run is done and its files are there
-                rank_zero_warn(f"{type(logger).__name__} did not take all files of {self._folder}: {error}")
+                rank_zero_warn(f"{type(logger).__name__} did not take all files of {folder}: {error}")
 
 
 @rank_zero_only

@@ -16,20 +16,10 @@ from swbn_lightning.files.reading import read_yaml
 from swbn_lightning.runs.checkpoints import find_checkpoint
 
 _NORMS = {"norm": "norm_args", "fusion_norm": "fusion_norm_args"}  # arguments of models
-_PROCESS_WORDS = ("best", "last", "hpc", "registry")
 
 
 def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
-    """Check a subcommand's settings, and make them what they mean.
-
-    Args:
-        own: the settings; changed in place.
-        command: the subcommand.
-        words: of the command line.
-
-    Raises:
-        InputError: settings that cannot work.
-    """
+    """Check a subcommand's settings, and make them what they mean, in place; ``words`` are the command line's."""
     seed = own.get("seed_everything")
     if type(seed) is int and not 0 <= seed < 2**32:
         raise InputError(f"seed_everything must be from 0 to {2**32 - 1}, as numpy's generator takes it, got {seed}.")
@@ -42,17 +32,7 @@ def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
 
 
 def checkpoint_to_load(path: Any, command: str, probing: bool) -> str | None:
-    """The file that ``ckpt_path`` means; None where none is given and none is needed.
-
-    Args:
-        path: as given: a file, or the folder of a run.
-        command: the subcommand.
-        probing: whether it only shows whether a configuration works (``fast_dev_run``).
-
-    Raises:
-        InputError: no checkpoint for what needs one; a word that only the process which trained understands; as
-            :func:`~swbn_lightning.runs.checkpoints.find_checkpoint`.
-    """
+    """The file that ``ckpt_path`` means; None where none is given and none is needed (``fast_dev_run`` is probing)."""
     if path is None:
         if command != "fit" and not probing:
             raise InputError(
@@ -60,11 +40,6 @@ def checkpoint_to_load(path: Any, command: str, probing: bool) -> str | None:
                 "the newest run of that name) or a .ckpt file."
             )
         return None
-    if str(path) in _PROCESS_WORDS:
-        raise InputError(
-            f"ckpt_path={path!r} is known only inside the process that trained; give the .ckpt file or the "
-            "run folder, as runs/NAME."
-        )
     return str(find_checkpoint(path, "last" if command == "fit" else "best"))
 
 
@@ -89,12 +64,7 @@ def without_alias(arguments: Sequence[str]) -> list[str]:
 
 
 def keep_loggers_files_below(root: str, loggers: Any) -> None:
-    """Have a logger that is not told where to write do so below the folder of runs, not in the working folder.
-
-    Args:
-        root: of all runs.
-        loggers: the settings of the trainer's loggers; changed in place.
-    """
+    """Have a logger that is not told where to write do so below the folder of runs, not in the working folder."""
     for logger in as_list(loggers):
         kind: Any = pydoc.locate(logger.class_path) if isinstance(logger, Namespace) else None
         parameter = inspect.signature(kind).parameters.get("save_dir") if kind else None
@@ -108,13 +78,7 @@ def keep_loggers_files_below(root: str, loggers: Any) -> None:
 def leave_out_other_norms_options(model: Any, files: Sequence[Any], words: Sequence[str]) -> list[str]:
     """A configuration's options of a norm are not those of another norm, which the command line or a later file names.
 
-    Args:
-        model: the settings of the model; changed in place.
-        files: the configuration files, in their order.
-        words: of the command line.
-
-    Returns:
-        A sentence for each that was left out.
+    Changes the settings of the model in place, and returns a sentence for each option that was left out.
     """
     settings, said = model.get("init_args") or Namespace(), []
     for name, options in _NORMS.items():

@@ -20,9 +20,8 @@ def _leave(number: int, _: FrameType | None) -> None:
 def sigterm_is_143() -> Iterator[None]:
     """For all that a program does: SIGTERM ends it with code 143 also where Lightning does not listen.
 
-    Lightning does from the sanity check on until the training is torn down. Before that ``SystemExit`` is raised
-    here; a second signal, as ``timeout`` sends it, does not disturb what the program does to end. Afterwards the
-    process ignores SIGTERM, so this is for one that ends then. For the main thread only.
+    Lightning does from the sanity check on until the training is torn down. A second signal, as ``timeout`` sends it,
+    does not disturb what the program does to end. Afterwards the process ignores SIGTERM. For the main thread only.
     """
     signal.signal(signal.SIGTERM, _leave)
     try:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.training.not_finite import tensors_in
 
 WARM_UP = 3  # eager steps before capture, as PyTorch's notes on CUDA graphs ask; they are steps of the training
 
@@ -23,19 +24,16 @@ class CapturedStep:
     """Forward, backward and optimiser step of a batch of one shape, replayed from a CUDA graph.
 
     The first three batches are trained on as usual, on a stream of their own; the fourth is captured. From then on a
-    call copies its batch into the tensors that the graph reads, and replays it. What is done is what eager training
-    does, in the same order, and every call is one step. Learning rates may change between calls, since the graph reads
-    them from the device; nothing else of the optimiser may.
+    call copies its batch into the tensors that the graph reads, and replays it. Every call is one step. Learning rates
+    may change between calls, since the graph reads them from the device; nothing else of the optimiser may.
 
     Args:
         module: whose parameters and buffers the step reads and writes.
         loss: from a batch to the loss and further tensors that the caller wants to see.
-        optimizer: one of PyTorch's that can be captured: SGD, or any with a ``capturable`` option (Adam, AdamW,
-            RMSprop, ...). It is left as it was made: the rates are on the device only while it steps.
+        optimizer: SGD, or any with a ``capturable`` option. The rates are on the device only while it steps.
 
     Raises:
-        InputError: an optimiser that cannot be captured; a batch of another shape; a hyperparameter that changed; an
-            operation that needs the host during the step.
+        InputError: an optimiser or a step that cannot be captured; a batch of another shape; a changed hyperparameter.
     """
 
     def __init__(self, module: nn.Module, loss: Callable[[Any], tuple[Tensor, ...]], optimizer: Optimizer) -> None:
@@ -53,7 +51,7 @@ class CapturedStep:
         if self._replay is None:
             self._capture(batch)
         self._check(batch)
-        for static, value in zip(_tensors(self._batch), _tensors(batch), strict=True):
+        for static, value in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
             static.copy_(value)
         assert self._replay is not None
         return self._replay()
@@ -126,10 +124,9 @@ class CapturedStep:
 class CapturedTraining(pl.LightningModule):
     """The part of a LightningModule that trains by a :class:`CapturedStep` where :attr:`cuda_graph` says so.
 
-    A subclass gives :meth:`training_loss` and calls :meth:`step_on` in its ``training_step``. Lightning then asks for
-    the three parts of a step (gradients to zero, backward, the optimiser's step), which have been done already, and
-    gets nothing more; it counts steps, logs and schedules as ever. (Manual optimisation would count no steps, and leave
-    the schedules to the module.)
+    A subclass gives :meth:`training_loss` and calls :meth:`step_on` in its ``training_step``, which does all of a step;
+    the hooks by which Lightning would do its parts then do nothing. (Manual optimisation would count no steps, and
+    leave the schedules to the module.)
     """
 
     #: Whether to capture the training step.
@@ -225,7 +222,7 @@ def _move_step_counts(optimizer: Optimizer) -> None:
 
 
 def _constants(group: dict[str, Any]) -> dict[str, Any]:
-    """Of a parameter group, what a graph has written into it. (Schedules keep ``initial_lr`` and the like there.)"""
+    """Of a parameter group, what a graph has written into it."""
     return {key: value for key, value in group.items() if key != "params" and not key.endswith("lr")}
 
 
@@ -238,12 +235,6 @@ def _state(module: nn.Module) -> list[Any]:
 def _forms(batch: Any) -> Any:
     """The batch with the shape, type and device of each tensor in its place."""
     return apply_to_collection(batch, Tensor, lambda value: (tuple(value.shape), value.dtype, value.device))
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    apply_to_collection(batch, Tensor, lambda value: found.append(value) or value)  # type: ignore[func-returns-value]
-    return found
 
 
 @contextmanager
@@ -263,13 +254,10 @@ def check_graph_can_be_captured(trainer: pl.Trainer) -> None:
     problems = {
         f"it needs a GPU, the device is {device}": device.type != "cuda",
         f"it works in one process, there are {trainer.world_size}": trainer.world_size > 1,
-        f"gradient_clip_val={trainer.gradient_clip_val} is not part of it": bool(trainer.gradient_clip_val),
-        f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take several of it": (
-            trainer.accumulate_grad_batches != 1
-        ),
-        "precision 16-mixed looks at the gradients on the host to scale the loss; use bf16-mixed": (
-            trainer.precision == "16-mixed"
-        ),
+        f"gradient_clip_val={trainer.gradient_clip_val} is not part of it": trainer.gradient_clip_val,
+        f"accumulate_grad_batches={trainer.accumulate_grad_batches} takes several": trainer.accumulate_grad_batches
+        != 1,
+        "precision 16-mixed scales the loss on the host; use bf16-mixed": trainer.precision == "16-mixed",
     }
     for problem, found in problems.items():
         if found:

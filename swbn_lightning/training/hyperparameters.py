@@ -35,13 +35,12 @@ def kept_hyperparameters(checkpoint: Mapping[str, Any], model_class: type, sourc
 
     Args:
         checkpoint: as ``torch.load`` with ``weights_only=True`` gave it.
-        model_class: what is to be made. It decides what a checkpoint may keep: the arguments of its constructor but for
-            those in its ``not_in_checkpoint`` (there ``"a.b"`` is the key ``b`` of the argument ``a``).
+        model_class: decides what may be kept: the arguments of its constructor without its ``not_in_checkpoint``.
         source: the file, for messages.
 
     Raises:
         InputError: a checkpoint of another class; a hyperparameter that the class does not take or does not keep, that
-            names something to be called, that is no plain value or of another type. Nothing is made before.
+            names something to be called, that is no plain value or of another type.
     """
     told = checkpoint.get(MODEL_CLASS, class_name(model_class))
     if told != class_name(model_class):
@@ -82,18 +81,17 @@ class PlainModule(pl.LightningModule):
         weights_only: bool = True,
         **arguments: Any,
     ) -> Self:
-        """The model of a checkpoint, ready to be used in Python; nothing that the file names is imported or called.
+        """The model of a checkpoint or run folder; nothing that the file names is imported or called.
 
         Args:
             checkpoint_path: as :func:`~swbn_lightning.runs.checkpoints.find_checkpoint`.
             map_location: device of the model; None for the CPU.
             strict: whether the checkpoint must hold all weights of the model, and no others.
-            weights_only: as Lightning has it; here nothing else is to be had.
+            weights_only: as Lightning has it; False is an error.
             arguments: of the constructor; they beat those that the checkpoint kept.
 
         Raises:
-            InputError: as :func:`~swbn_lightning.runs.checkpoints.find_checkpoint` and
-                :func:`kept_hyperparameters`; ``weights_only=False``.
+            InputError: no such checkpoint; as :func:`kept_hyperparameters`.
         """
         if not weights_only:
             raise InputError("load_from_checkpoint runs no code of a file: weights_only=False is not to be had here.")

@@ -27,9 +27,8 @@ def answer_sigterm(trainer: pl.Trainer, answer: Callable[[int, FrameType], None]
     """Have the trainer call ``answer`` at SIGTERM, instead of the handler that broadcasts at once.
 
     To be called before Lightning begins to listen. 2.6.6 broadcasts inside the signal handler, among the collectives of
-    a training step, which then wait for ever; no argument of the Trainer turns that off. A handler set by
-    ``signal.signal`` would come too early (Lightning calls it after its own) or too late (its own is gone then, and
-    with it what restores the one before).
+    a training step, which then wait for ever; no argument of the Trainer turns that off, and ``signal.signal`` comes
+    too early (Lightning calls that handler after its own) or too late.
     """
     trainer._signal_connector._sigterm_notifier_fn = answer  # type: ignore[method-assign, assignment]
 
@@ -45,11 +44,7 @@ def stop_at_next_step(trainer: pl.Trainer, stop: bool = True) -> None:
 
 
 def training_batches(trainer: pl.Trainer, number: int | None) -> Iterator[Any]:
-    """Training batches as they arrive in ``training_step``: on the device, after the transfer hooks, in its precision.
-
-    Args:
-        trainer: at the end of a training, whose data loaders it still has.
-        number: of batches; None for all.
+    """So many training batches (None: all) as they arrive in ``training_step``, moved and in its precision.
 
     ``trainer.train_dataloader`` gives several loaders without the way in which they are combined, and who answers
     ``on_before_batch_transfer``, the module or the data module, is decided in a private method (2.6.6).

@@ -49,12 +49,10 @@ class TrainingModule(CapturedTraining, ResumableModule):
         spare_norms_and_biases: no weight decay for gamma, beta and biases; by default the optimiser's for all, as in
             the experiments that the paper repeats.
         compile: run the backbone through ``torch.compile``.
-        cuda_graph: capture forward, backward and optimiser step once and replay them
-            (``CapturedStep``): for small networks on a GPU, whose steps are bound
-            by launching kernels. Schedules, metrics and augmentation go on outside.
-        backbone_checkpoint: pre-training: start from the backbone in this checkpoint of any of this package's models
-            (``load_backbone``). It is read once, here; a checkpoint of this model holds the
-            weights and needs the file no more.
+        cuda_graph: capture forward, backward and optimiser step once and replay them (``CapturedStep``): for small
+            networks on a GPU, whose steps are bound by launching kernels.
+        backbone_checkpoint: start from the backbone in this checkpoint of any of this package's models. It is read
+            once, here; a checkpoint of this model needs the file no more.
 
     Raises:
         InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; a
@@ -178,10 +176,7 @@ class TrainingModule(CapturedTraining, ResumableModule):
     def resolve_step_size(self, argument: str, module: nn.Module, forwards_per_batch: int = 1) -> None:
         """Where ``argument`` says ``step_size: auto``: give the layers in ``module`` the step size of this run.
 
-        Args:
-            argument: one of :attr:`norm_arguments`.
-            module: holds the layers that have these options.
-            forwards_per_batch: how often a training batch goes through them.
+        ``argument`` is one of :attr:`norm_arguments`; a batch goes through these layers ``forwards_per_batch`` times.
         """
         if argument not in self._auto_step_sizes:
             return
@@ -214,16 +209,13 @@ class TrainingModule(CapturedTraining, ResumableModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         try:
-            return self._configure_optimizers()
+            optimizer = self._optimizer(self._parameters_to_train())
+            made = optimizer_settings(optimizer)
+            schedule = None if self._lr_scheduler is None else self._lr_scheduler(optimizer)
         except InputError:
             raise
         except (ValueError, TypeError) as error:  # torch checks rates and numbers there
             raise InputError(f"optimizer or lr_scheduler cannot be made: {error}") from error
-
-    def _configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = self._optimizer(self._parameters_to_train())
-        made = optimizer_settings(optimizer)
-        schedule = None if self._lr_scheduler is None else self._lr_scheduler(optimizer)
         self.settings_made(optimizer, made, schedule)
         return [optimizer], schedule_for_trainer(schedule, optimizer, self._lr_interval, self._warmup_steps)
 

@@ -46,7 +46,7 @@ def first_not_finite(model: nn.Module, forward: Callable[[], Any]) -> str | None
 
 
 def tensors_in(nest: Any) -> list[Tensor]:
-    """The floating-point tensors in a nest of containers."""
+    """The tensors in a nest of containers."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def tensors_in(nest: Any) -> list[Tensor]:
         return tensor
 
     apply_to_collection(nest, Tensor, keep, allow_frozen=True)
-    return [tensor for tensor in found if tensor.is_floating_point()]
+    return found
 
 
 def any_process(trainer: pl.Trainer, found: bool) -> bool:

@@ -27,13 +27,8 @@ class ResumableModule(PlainModule):
     """A module whose checkpoints say with what its optimiser and schedule were made.
 
     A checkpoint restores their state, settings among it: a learning rate that is given anew would be written down and
-    never used. So a ``fit`` with other settings than its checkpoint's ends before the first step. A subclass calls
-    :meth:`settings_made`; what it has of the hooks below calls the one above.
-
-    Raises:
-        InputError: in ``fit`` with a checkpoint: another setting, by name and with both values; a state of optimiser,
-            schedule or loops that is missing or not of this training. It is a warning that a checkpoint does not say
-            its settings, or holds no states of callbacks or random streams.
+    never used. So a ``fit`` with other settings than its checkpoint's, or with a state that is missing or not of this
+    training, ends before the first step. A subclass calls :meth:`settings_made`.
     """
 
     _made: Settings | None = None  # of optimiser and schedule, before a state was loaded
@@ -41,13 +36,7 @@ class ResumableModule(PlainModule):
     _patience: Sequence[str] = ()
 
     def settings_made(self, optimizer: Optimizer, before: Settings, schedule: Any) -> None:
-        """Take down what was just made.
-
-        Args:
-            optimizer: of the training.
-            before: its :func:`optimizer_settings` before the schedule was made.
-            schedule: just made for it, or None.
-        """
+        """Take down what was just made; ``before`` are the :func:`optimizer_settings` from before the schedule."""
         # What a schedule wrote into the groups is a setting of its own: only there is OneCycleLR's `max_lr`.
         written = {k: v for k, v in optimizer_settings(optimizer).items() if before.get(k) != v}
         self._made = {**before, **schedule_settings(schedule), **{f"schedule's {k}": v for k, v in written.items()}}
@@ -117,12 +106,7 @@ def changes(told: Settings, now: Settings) -> list[str]:
 
 
 def check_states(trainer: pl.Trainer, checkpoint: Mapping[str, Any], source: str) -> None:
-    """That there is the state which a training needs to go on; to be called before Lightning loads it.
-
-    Raises:
-        InputError: ``loops``, ``optimizer_states`` or ``lr_schedulers`` that are missing, or which are not of this
-            training's.
-    """
+    """That there is the state which a training needs to go on; to be called before Lightning loads it."""
     loops = checkpoint.get("loops")
     parts: dict[str, tuple[list[Any], Any]] = {
         "loops": ([trainer.fit_loop], [loops.get("fit_loop")] if isinstance(loops, dict) and loops else None),
@@ -159,11 +143,10 @@ def _misfit(thing: Any, state: Any) -> str:
 
 
 def _changed_patience(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> list[str]:
-    found = []
+    states, found = checkpoint.get("callbacks"), []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping):
-            states = checkpoint.get("callbacks")
-            state = states.get(callback.state_key) if isinstance(states, dict) else None
+        if isinstance(callback, EarlyStopping) and isinstance(states, dict):
+            state = states.get(callback.state_key)
             told = state.get("patience", callback.patience) if isinstance(state, dict) else callback.patience
             if told != callback.patience:
                 found.append(f"patience of EarlyStopping was {_shown(told)} and is now {callback.patience}")

@@ -89,8 +89,7 @@ class WarmUp:
     """Another schedule, whose rates rise linearly over the first steps of the optimiser.
 
     Step s of the first ``steps`` is made with the share ``(s + 1) / (steps + 1)`` of the rate that the other schedule
-    says. It is the only one that the trainer knows of: two schedules beside each other would multiply what the other
-    sets. The other one sees its own rates, as if there were no warm-up, whether it computes them anew or from the last.
+    says. It is the only one that the trainer knows of. The other one sees its own rates, as if there were no warm-up.
 
     Args:
         optimizer: whose rates are scheduled.
@@ -149,14 +148,7 @@ class WarmUp:
 
 
 def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, warmup_steps: int) -> list[Any]:
-    """What ``configure_optimizers`` returns of a schedule: one entry, or none where the rate stays.
-
-    Args:
-        schedule: made for the optimiser, or None.
-        optimizer: whose rates it sets.
-        interval: what it counts, ``"epoch"`` or ``"step"``.
-        warmup_steps: of :class:`WarmUp`; 0 for none.
-    """
+    """What ``configure_optimizers`` returns of a schedule: one entry, or none where the rate stays."""
     if warmup_steps:
         return [{"scheduler": WarmUp(optimizer, warmup_steps, schedule, interval), "interval": "step"}]
     if schedule is None:
@@ -168,7 +160,5 @@ def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, war
 
 
 def watched_by(plateau: torch.optim.lr_scheduler.ReduceLROnPlateau) -> str:
-    """What a schedule watches: what Lightning's class is told, else the validation's loss, or its accuracy where the
-    schedule waits for a maximum."""
-    usual = "val/loss" if plateau.mode == "min" else "val/accuracy"
-    return getattr(plateau, "monitor", None) or usual
+    """What Lightning's class is told, else the validation's loss, or its accuracy where a maximum is waited for."""
+    return getattr(plateau, "monitor", None) or ("val/loss" if plateau.mode == "min" else "val/accuracy")

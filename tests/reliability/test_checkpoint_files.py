@@ -1,6 +1,5 @@
 """Checkpoints are written whole or not at all, and loading one runs no code."""
 
-import errno
 import os
 import pickle
 import resource
@@ -15,7 +14,7 @@ from cli import main
 from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.runs.checkpoints import find_checkpoint, load_backbone
 from tests.reliability.killed import BIG
-from tests.reliability.tiny_runs import QUIET, classification, fit, signals_of
+from tests.reliability.tiny_runs import QUIET, classification, signals_of
 
 
 @pytest.fixture
@@ -27,33 +26,12 @@ def small_files_alone():
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_what_is_written_is_read_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "new" / "folder" / "last.ckpt"
-    WholeCheckpointIO().save_checkpoint(BIG, path)
-    assert torch.equal(WholeCheckpointIO().load_checkpoint(path)["state_dict"]["weight"], BIG["state_dict"]["weight"])
-    assert list(path.parent.iterdir()) == [path]
-
-
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, small_files_alone):
     path = tmp_path / "last.ckpt"
     WholeCheckpointIO().save_checkpoint({"state_dict": {}, "epoch": 1}, path)
     with pytest.raises(ValueError, match=r"last.ckpt could not be written \(File too large\).*make room.*--ckpt_path"):
         WholeCheckpointIO().save_checkpoint(BIG, path)
     assert torch.load(path, weights_only=True)["epoch"] == 1 and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failure_at_any_step_leaves_the_checkpoint_before(call, tmp_path, monkeypatch):
-    path = tmp_path / "last.ckpt"
-    WholeCheckpointIO().save_checkpoint({"epoch": 1}, path)
-
-    def fail(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), fail)
-    with pytest.raises(ValueError, match="No space left on device"):
-        WholeCheckpointIO().save_checkpoint({"epoch": 2}, path)
-    assert torch.load(path, weights_only=True) == {"epoch": 1} and list(tmp_path.iterdir()) == [path]
 
 
 def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
@@ -67,44 +45,20 @@ def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
 def test_a_kill_while_writing_leaves_the_old_one(tmp_path):
     WholeCheckpointIO().save_checkpoint(BIG, tmp_path / "whole")
     size = (tmp_path / "whole").stat().st_size
-    folders = {share: tmp_path / str(share) for share in (0.0, 0.1, 0.5, 0.999)}
+    folders = {share: tmp_path / str(share) for share in (0.0, 0.5, 0.999)}
     for folder in folders.values():
         WholeCheckpointIO().save_checkpoint({"epoch": 1}, folder / "last.ckpt")
     jobs = [["write", str(folder / "last.ckpt"), int(size * share)] for share, folder in folders.items()]
-    assert signals_of(jobs) == [signal.SIGKILL] * 4
+    assert signals_of(jobs) == [signal.SIGKILL] * 3
     for folder in folders.values():
         assert torch.load(folder / "last.ckpt", weights_only=True) == {"epoch": 1}
-        assert find_names(folder) == ["last.ckpt"]
-
-
-def find_names(folder):
-    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".tmp"))
+        assert [path.name for path in folder.iterdir() if not path.name.endswith(".tmp")] == ["last.ckpt"]
 
 
 def test_what_cannot_be_saved_says_so_itself(tmp_path):
     with pytest.raises((AttributeError, pickle.PicklingError)):
         WholeCheckpointIO().save_checkpoint({"function": lambda: 0}, tmp_path / "last.ckpt")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_training_on_a_full_disk_stops_and_keeps_its_last_checkpoint(tiny_mnist, tmp_path):
-    class Full(WholeCheckpointIO):
-        saved = 0
-
-        def save_checkpoint(self, checkpoint, path, storage_options=None):
-            Full.saved += 1
-            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if Full.saved > 1 else limits[0], limits[1]))
-            try:
-                super().save_checkpoint(checkpoint, path, storage_options)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-    with pytest.raises(ValueError, match="could not be written"):
-        fit(tmp_path, *classification(tiny_mnist), plugin=Full())
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
-    last = fit(tmp_path, *classification(tiny_mnist), resume=tmp_path / "last.ckpt")
-    assert torch.load(last, weights_only=True)["global_step"] == 15
 
 
 class Hostile:
@@ -126,11 +80,9 @@ def hostile(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-@pytest.mark.parametrize("forced", [False, True])
-def test_no_command_runs_what_a_checkpoint_holds(command, forced, hostile, tiny_mnist, monkeypatch, capsys):
+def test_no_command_runs_what_a_checkpoint_holds(command, hostile, tiny_mnist, monkeypatch, capsys):
     path, marker = hostile
-    if forced:
-        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     given = [command, "--model=ImageClassifier", "--model.num_classes=10", "--data=MNISTDataModule"]
     with pytest.raises(SystemExit) as stopped:
         main([*given, f"--data.root={tiny_mnist}", "--ckpt_path", str(path)])
@@ -138,11 +90,9 @@ def test_no_command_runs_what_a_checkpoint_holds(command, forced, hostile, tiny_
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("forced", [False, True])
-def test_nothing_in_python_runs_it_either(forced, hostile, tiny_mnist, monkeypatch):
+def test_nothing_in_python_runs_it_either(hostile, tiny_mnist, monkeypatch):
     path, marker = hostile
-    if forced:
-        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     model, data = classification(tiny_mnist)
     trainer = pl.Trainer(plugins=[WholeCheckpointIO()], **QUIET, enable_checkpointing=False)
     loads = {

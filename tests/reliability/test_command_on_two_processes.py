@@ -11,23 +11,13 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SCALING = REPOSITORY / "configs" / "scaling"
-KINDS = {
-    "few-shot": [
-        "--config", str(REPOSITORY / "configs" / "quickstart.yaml"), "--data.val.episodes=50",
-        "--data.train={ways: 5, shots: 1, queries: 3, episodes: 6}", "--data.test.episodes=50",
-    ],
-    "classification": [
-        "--config", str(REPOSITORY / "configs" / "classification" / "glyphs.yaml"),
-        "--trainer.limit_train_batches=4",
-    ],
-}  # fmt: skip
 SMALL = [
-    "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--whiteness.num_images=64", "--run.name=two",
+    "--config", str(REPOSITORY / "configs" / "quickstart.yaml"), "--data.val.episodes=50",
+    "--data.train={ways: 5, shots: 1, queries: 3, episodes: 6}", "--data.test.episodes=50",
+    "--trainer.max_epochs=2", "--whiteness.num_images=64", "--run.name=two",
     "--model.backbone=mlp", "--model.backbone_args={hidden: [16, 16]}",
 ]  # fmt: skip
-DDP = ["--config", str(SCALING / "ddp.yaml")]
-SEVERAL = ["--config", str(SCALING / "several_machines.yaml"), "--trainer.devices=1"]
-CPU = ["--trainer.sync_batchnorm=false", "--trainer.devices=2"]
+CPU = ["--trainer.accelerator=cpu", "--trainer.sync_batchnorm=false"]
 
 
 def start(folder, *arguments, launcher=("-m",)):
@@ -56,15 +46,13 @@ def free_port():
 
 def test_training_with_the_bar(tmp_path):
     """Process 0 reduces its metrics for the bar, and was in another collective than process 1."""
-    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-    assert_ends_well(start(tmp_path, "fit", *KINDS["few-shot"], *SMALL, *ddp))
+    assert_ends_well(start(tmp_path, "fit", *SMALL, *CPU, "--trainer.devices=2", "--trainer.strategy=ddp"))
     assert results(tmp_path, 0)["completed"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_validation_and_test_with_the_overlay(kind, tmp_path):
-    given = [*KINDS[kind], *DDP, *SMALL, *CPU]
+def test_training_validation_and_test_with_the_overlay(tmp_path):
+    given = [*SMALL, "--config", str(SCALING / "ddp.yaml"), *CPU, "--trainer.devices=2"]
     assert_ends_well(start(tmp_path, "fit", *given))
     for number, command in enumerate(("validate", "test"), start=1):
         assert_ends_well(start(tmp_path, command, *given, "--ckpt_path=runs/two/version_0"))
@@ -76,16 +64,7 @@ def test_training_validation_and_test_with_the_overlay(kind, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_torchrun(kind, tmp_path):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    assert_ends_well(start(tmp_path, "fit", *KINDS[kind], *DDP, *SMALL, *CPU, launcher=torchrun))
-    assert results(tmp_path, 0)["completed"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_machines(kind, tmp_path):
+def test_two_machines(tmp_path):
     """Each has an address of its own, here on the loopback."""
     port, machines = free_port(), []
     for rank in range(2):
@@ -93,7 +72,7 @@ def test_two_machines(kind, tmp_path):
             "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1",
             "--master-addr=127.0.0.1", f"--master-port={port}", "-m",
         )  # fmt: skip
-        given = [*KINDS[kind], *SEVERAL, *SMALL, "--trainer.sync_batchnorm=false"]
+        given = [*SMALL, "--config", str(SCALING / "several_machines.yaml"), *CPU, "--trainer.devices=1"]
         machines.append(start(tmp_path, "fit", *given, launcher=torchrun))
     assert_ends_well(*machines)
     assert results(tmp_path, 0)["completed"]

@@ -1,12 +1,10 @@
 """A training that was stopped and went on is, bit for bit, the one that was not stopped."""
 
 import os
-import random
 import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -14,13 +12,12 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from cli import main
 from swbn_lightning.runs.checkpoints import find_checkpoint
-from swbn_lightning.training.callbacks.random_streams import RandomStreams, random_streams, set_random_streams
+from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from tests.reliability.tiny_runs import Kill, assert_same_training, classification, few_shot, fit, signals_of
 
 MORE = {
     "plain": ({}, {}),
     "accumulating": ({"accumulate_grad_batches": 3}, {}),
-    "validating often": ({"val_check_interval": 2}, {}),
     "accumulating and validating": ({"accumulate_grad_batches": 3, "val_check_interval": 2}, {}),
     "a worker": ({}, {"num_workers": 1}),
     "limited": ({"limit_train_batches": 4}, {}),
@@ -66,18 +63,14 @@ def uninterrupted(make, tmp_path_factory):
 
 @pytest.mark.parametrize(("kind", "more", "number", "where", "step"), [
     ("classification", "plain", 7, "train", 8),  # in the middle of the second epoch of five steps
-    ("classification", "plain", 4, "train", 5),  # the last step of an epoch, so that its validation is broken off
     ("classification", "plain", 1, "validation", 5),
     ("classification", "plain", 1, "epoch", 10),
     ("classification", "accumulating", 8, "train", 3),  # in the middle of an optimiser step, after one batch of two
-    ("classification", "validating often", 7, "train", 8),
     # In the first validation of the second epoch, in the midst of an optimiser step.
     ("classification", "accumulating and validating", 10, "validation", 2),
     ("classification", "a worker", 7, "train", 8),
-    ("classification", "a worker", 1, "epoch", 10),
     ("classification", "limited", 5, "train", 6),
     ("few-shot", "plain", 7, "train", 8),
-    ("few-shot", "plain", 1, "epoch", 12),
 ])  # fmt: skip
 def test_sigterm_loses_no_step(kind, more, number, where, step, make, uninterrupted, tmp_path):
     parts, options = make(kind, more)
@@ -110,9 +103,8 @@ class Validations(pl.Callback):
             self.made.append((trainer.current_epoch, pl_module.results["val"]["images"]))
 
 
-@pytest.mark.parametrize("where", ["validation", "train"])
-def test_a_validation_that_was_broken_off_is_made_whole(where, make, tmp_path):
-    number = 2 if where == "validation" else 4  # the last training batch of the first epoch
+@pytest.mark.parametrize(("number", "where"), [(2, "validation"), (4, "train")])  # the last of the first epoch
+def test_a_validation_that_was_broken_off_is_made_whole(number, where, make, tmp_path):
     with pytest.raises(SIGTERMException):
         fit(tmp_path, *make("classification", "plain")[0], Kill(number, where=where))
     seen = Validations()
@@ -126,17 +118,9 @@ def test_slurms_signal_saves_and_puts_the_job_into_the_queue_again(make, tmp_pat
     (tools / "scontrol").write_text(f"#!/bin/sh\necho $* > {tmp_path}/asked\n")
     (tools / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
-    job = {
-        "NTASKS": 1,
-        "NTASKS_PER_NODE": 1,
-        "JOB_ID": 1234,
-        "JOB_NAME": "train",
-        "PROCID": 0,
-        "LOCALID": 0,
-        "NODEID": 0,
-    }
-    for name, value in job.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    job = {"NTASKS": "1", "NTASKS_PER_NODE": "1", "JOB_ID": "1234", "JOB_NAME": "train"}
+    for name, value in {**job, "PROCID": "0", "LOCALID": "0", "NODEID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     options = {"default_root_dir": tmp_path, "devices": 1}
     fit(tmp_path / "first", *make("classification", "plain")[0], Kill(7, "SIGUSR1"), **options)
     assert (tmp_path / "asked").read_text() == "requeue 1234\n"
@@ -148,52 +132,30 @@ def test_slurms_signal_saves_and_puts_the_job_into_the_queue_again(make, tmp_pat
 
 
 def test_sigkill_loses_the_epoch_under_way_alone(make, uninterrupted, tiny_mnist, tmp_path):
-    numbers = (5, 8)  # the first batch of the second epoch, and one in its midst
-    jobs = [["train", str(tiny_mnist), str(tmp_path / str(number)), number] for number in numbers]
-    assert signals_of(jobs) == [signal.SIGKILL] * 2
-    for number in numbers:
-        last = tmp_path / str(number) / "last.ckpt"
-        assert torch.load(last, weights_only=True)["global_step"] == 5
-        last = fit(tmp_path / f"{number} on", *make("classification", "plain")[0], resume=last)
-        assert_same_training(last, uninterrupted("classification", "plain"))
+    assert signals_of([["train", str(tiny_mnist), str(tmp_path / "first"), 8]]) == [signal.SIGKILL]
+    last = tmp_path / "first" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 5
+    last = fit(tmp_path / "second", *make("classification", "plain")[0], resume=last)
+    assert_same_training(last, uninterrupted("classification", "plain"))
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
-def test_another_exception_leaves_the_last_epochs_checkpoint(kind, make, tmp_path):
+def test_another_exception_leaves_the_last_epochs_checkpoint(make, tmp_path):
     class Fails(Kill):
-        def _count(self, where):
-            self.left -= where == "train"
-            if self.left == -1:
-                raise kind
+        def act(self):
+            raise KeyboardInterrupt
 
-    with pytest.raises((SystemExit, RuntimeError)):
+    with pytest.raises(SystemExit):
         fit(tmp_path, *make("classification", "plain")[0], Fails(7))
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
-
-
-def test_random_streams_are_plain_data_and_go_on(tmp_path):
-    random.gauss(0, 1)  # leaves a second number behind
-    np.random.randn()
-    torch.save(random_streams(), tmp_path / "streams")
-
-    def draw():
-        return random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist()
-
-    first = draw()
-    assert first != draw()
-    set_random_streams(torch.load(tmp_path / "streams", weights_only=True))
-    assert first == draw()
 
 
 @pytest.mark.parametrize("middle", [True, False])
 def test_what_a_loader_draws_when_it_is_made_counts_once(middle):
     """In the middle of an epoch its loader had drawn already when the states were kept; at its end it had not."""
     trainer = SimpleNamespace(
-        state=SimpleNamespace(fn="fit"),
-        global_rank=0,
-        world_size=1,
+        state=SimpleNamespace(fn="fit"), global_rank=0, world_size=1,
         fit_loop=SimpleNamespace(restarted_mid_epoch=middle),
-    )
+    )  # fmt: skip
     checkpoint, streams = {}, RandomStreams()
     streams.on_save_checkpoint(trainer, None, checkpoint)
     expected = [torch.rand(()).item(), torch.rand(()).item()][0 if middle else 1]
@@ -221,8 +183,6 @@ def test_the_command_ends_with_143_and_goes_on(tiny_mnist, tmp_path, monkeypatch
     main([*given, "--ckpt_path=runs/run"])
     content = torch.load(find_checkpoint("runs/run", "last"), weights_only=True)
     assert content["global_step"] == 10 and "random_streams" in content
-    assert "finite:\n  every_n_steps: null" in (last.parents[1] / "config.yaml").read_text()
-    assert sorted(path.name for path in last.parent.iterdir() if "tmp" in path.name) == []
 
 
 @pytest.mark.parametrize(

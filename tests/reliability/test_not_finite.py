@@ -1,15 +1,17 @@
-"""Numbers that go wrong stop a training, are named, and reach no checkpoint."""
+"""Numbers that go wrong stop a training or an evaluation, are named, and reach no checkpoint."""
 
 import math
-import warnings
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from cli import main
+from fewshot import PrototypicalHead, evaluate_episodes
+from swbn_lightning.errors import InputError
 from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
-from tests.reliability.tiny_runs import classification, fit
+from tests.reliability.tiny_runs import QUIET, classification, few_shot, fit
 
 
 class Spoil(pl.Callback):
@@ -47,9 +49,8 @@ def assert_last_is_finite(folder, step):
         assert torch.isfinite(value).all()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_bad_batch_stops_before_the_weights_are_touched(value, tiny_mnist, tmp_path):
-    message, model = stopped(tiny_mnist, tmp_path, Spoil(7, value=value))
+def test_a_bad_batch_stops_before_the_weights_are_touched(tiny_mnist, tmp_path):
+    message, model = stopped(tiny_mnist, tmp_path, Spoil(7, value=math.inf))
     assert "epoch 1 at global step 7: the loss is not finite: the batch itself is not finite" in message
     assert f"Last good checkpoint: {tmp_path / 'last.ckpt'}" in message
     assert all(torch.isfinite(p).all() for p in model.parameters())
@@ -83,26 +84,10 @@ def test_between_two_looks_it_is_kept_on_the_device(tiny_mnist, tmp_path):
     assert_last_is_finite(tmp_path, 5)
 
 
-@pytest.mark.parametrize("every_n_steps", [0, 1000])
-def test_no_checkpoint_holds_it_however_seldom_one_looks(every_n_steps, tiny_mnist, tmp_path):
-    message, _ = stopped(tiny_mnist, tmp_path, Spoil(9, "head.weight"), every_n_steps=every_n_steps)
+def test_no_checkpoint_holds_it_however_seldom_one_looks(tiny_mnist, tmp_path):
+    message, _ = stopped(tiny_mnist, tmp_path, Spoil(9, "head.weight"), every_n_steps=0)
     assert "epoch 1" in message and "not finite" in message
     assert_last_is_finite(tmp_path, 5)
-
-
-def test_a_checkpoint_in_the_middle_of_an_epoch_is_guarded_too(tiny_mnist, tmp_path):
-    often = pl.callbacks.ModelCheckpoint(tmp_path / "often", save_top_k=-1, every_n_train_steps=1)
-    message, _ = stopped(tiny_mnist, tmp_path, Spoil(2, "backbone.layers.4.weight"), often, every_n_steps=1000)
-    assert "backbone.layers.1.weight is not finite" in message
-    assert len(list((tmp_path / "often").iterdir())) == 2 and not (tmp_path / "last.ckpt").exists()
-
-
-def test_far_too_high_a_learning_rate(tiny_mnist, tmp_path):
-    model, data = classification(tiny_mnist)
-    model._optimizer = lambda parameters: torch.optim.SGD(parameters, lr=1e38, momentum=0.9)
-    model._warmup_steps = 0
-    with pytest.raises(ValueError, match="training stopped in epoch 0 at global step .* Take a lower learning rate"):
-        fit(tmp_path, model, data, StopOnNonFinite(), noise=False)
 
 
 def test_what_was_not_finite_to_begin_with_is_no_fault(tiny_mnist, tmp_path):
@@ -119,34 +104,61 @@ class Scaled(pl.plugins.MixedPrecision):
         self.scaler = torch.amp.GradScaler("cpu")
 
 
-def test_with_a_loss_scaler_a_step_is_left_out_and_training_goes_on(tiny_mnist, tmp_path):
-    model, data = classification(tiny_mnist)
-    trainer = pl.Trainer(
-        max_epochs=2, callbacks=[StopOnNonFinite(max_skipped=2), Spoil(3)], plugins=[Scaled()], accelerator="cpu",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+class Always(Spoil):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch.images.fill_(math.nan)
+
+
+def test_with_a_loss_scaler_steps_are_left_out_until_too_many_in_a_row(tiny_mnist, tmp_path, recwarn):
+    def train(spoil):
+        model, data = classification(tiny_mnist)
+        callbacks = [StopOnNonFinite(max_skipped=2), spoil]
+        trainer = pl.Trainer(max_epochs=2, callbacks=callbacks, plugins=[Scaled()], enable_checkpointing=False, **QUIET)
         trainer.fit(model, datamodule=data)
-    assert [str(w.message) for w in said if "the loss scaler left its step out" in str(w.message)]
-    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+        return model
 
-
-def test_with_a_loss_scaler_it_stops_after_so_many_in_a_row(tiny_mnist, tmp_path):
-    class Always(Spoil):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            batch.images.fill_(math.nan)
-
-    model, data = classification(tiny_mnist)
-    trainer = pl.Trainer(
-        max_epochs=2, callbacks=[StopOnNonFinite(max_skipped=2), Always(0)], plugins=[Scaled()], accelerator="cpu",
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    assert all(torch.isfinite(value).all() for value in train(Spoil(3)).state_dict().values())
+    assert any("the loss scaler left its step out" in str(said.message) for said in recwarn)
     with pytest.raises(ValueError, match="3 losses in a row were not finite: the batch itself"):
-        trainer.fit(model, datamodule=data)
+        train(Always(0))
 
 
 def test_numbers_out_of_range():
     for options in ({"every_n_steps": -1}, {"max_skipped": 0}, {"every_n_steps": 1.5}):
         with pytest.raises(ValueError, match="must be an integer of at least [01]"):
             StopOnNonFinite(**options)
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), [
+    ("few-shot", math.nan, r"test: .*it begins in (backbone\.\S+) \(Linear\), for \1\.weight is not finite\).*earlier"),
+    ("classification", 3e38, r"test: .*it begins in backbone\.\S+ \(\w+\)\), so no accuracy"),
+])  # fmt: skip
+def test_a_test_of_such_a_network_is_an_error(kind, value, expected, tiny_mnist, tiny_cifar100):
+    model, data = classification(tiny_mnist) if kind == "classification" else few_shot(tiny_cifar100)
+    last = [module for module in model.backbone.modules() if isinstance(module, nn.Linear)][-1]
+    nn.init.constant_(last.weight, value)
+    with pytest.raises(InputError, match=expected):
+        pl.Trainer(**QUIET).test(model, datamodule=data, verbose=False)
+    with pytest.raises(InputError, match="validate|val"):
+        pl.Trainer(**QUIET).validate(model, datamodule=data, verbose=False)
+
+
+def test_the_command_says_it(trained, tmp_path, capsys):
+    content = torch.load(trained[0], weights_only=True)
+    name = next(key for key, value in content["state_dict"].items() if value.is_floating_point() and value.dim() > 1)
+    content["state_dict"][name].fill_(math.nan)
+    torch.save(content, tmp_path / "nan.ckpt")
+    with pytest.raises(SystemExit) as stopped:
+        main(["test", *trained[1], "--ckpt_path", str(tmp_path / "nan.ckpt")])
+    assert stopped.value.code == 2 and f"for {name} is not finite)" in capsys.readouterr().err
+
+
+def test_cached_features_are_looked_at():
+    features, labels = torch.randn(60, 4), torch.arange(6).repeat_interleave(10)
+    settings = {"ways": 3, "shots": 1, "queries": 4, "num_episodes": 5, "seed": 0}
+    features[7, 2] = math.inf
+    features[9, 0] = math.nan
+    with pytest.raises(InputError, match="2 of 60 features are not finite, the first of number 7"):
+        evaluate_episodes(features, labels, PrototypicalHead(), **settings)
+    with pytest.raises(InputError, match=r"5 of 5 logits are not finite"):
+        evaluate_episodes(torch.randn(60, 4) * 1e30, labels, PrototypicalHead(), **settings)

@@ -9,7 +9,7 @@ import pytest
 
 from cli import main
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import csv_rows, finite, flatten, folders_with, printable, read_json, read_yaml
+from swbn_lightning.files.reading import csv_rows, flatten, folders_with, printable, read_json, read_yaml
 from swbn_lightning.runs.compare import compare
 from swbn_lightning.runs.study.command import Study
 from tests.made_runs import change
@@ -33,22 +33,14 @@ def test_the_mean_of_the_episodes_is_the_accuracy_of_the_test(tmp_path):
     values = episodes(1)
     a, b = saved(tmp_path, "a", values), saved(tmp_path, "b", values, accuracy=float(values.mean()) + 5e-7)
     compare([a, b])
-    for told in (0.99, "0.99", None, float("nan")):
+    for told in (0.99, None, float("nan")):
         b = saved(tmp_path, "b", values, accuracy=told)
         with pytest.raises(InputError, match=r"mean accuracy of 0\.\d+, and results\.json says .*test again") as error:
             compare([a, b])
         assert repr(told) in str(error.value) and str(values.mean())[:8] in str(error.value)
 
 
-@pytest.mark.parametrize("header", ["episode,accuracy,accuracy", "episode,accuracy,episode"])
-def test_a_column_that_stands_twice(tmp_path, header):
-    a, b = saved(tmp_path, "a", episodes(1, 1)), saved(tmp_path, "b", episodes(2, 1))
-    (Path(b) / "version_1" / "episodes.csv").write_text(f"{header}\n0,0.5,0\n")
-    with pytest.raises(InputError, match=r"b/version_1/episodes\.csv cannot be read: it has the column .* 2 times"):
-        compare([a, b])
-
-
-@pytest.mark.parametrize("given", ["", None, 5, True, ["a"]])
+@pytest.mark.parametrize("given", ["", None, ["a"]])
 def test_episodes_that_are_not_named(tmp_path, given):
     runs = [saved(tmp_path, name, episodes(1), episodes_id=given) for name in "ab"]
     with pytest.raises(
@@ -60,10 +52,10 @@ def test_episodes_that_are_not_named(tmp_path, given):
 @pytest.mark.parametrize("line,reason", [
     ("1,0.5", "line 3: episode 1 stands in line 2, too"),
     ("2,0.5", "line 3: episode 2 of 2, which should be numbered from 0"),
-    ("-1,0.5", "line 3: '-1' is not the number"), ("x,0.5", "line 3: 'x' is not the number"),
+    ("-1,0.5", "line 3: '-1' is not the number"),
     ("9" * 5000 + ",0.5", "is too large for a count"), ("0,0.5,1", "line 3 has 3 cells for 2 columns"),
     *((f"0,{value}", f"line 3: the accuracy '{value}' is not a number from 0 to 1")
-      for value in ("nan", "inf", "-inf", "1.01", "-0.01", "", "1e308", "x")),
+      for value in ("nan", "inf", "1.01", "-0.01", "")),
 ])  # fmt: skip
 def test_a_list_of_episodes_that_is_none(tmp_path, line, reason):
     a, b = saved(tmp_path, "a", episodes(1, 2)), saved(tmp_path, "b", episodes(2, 2))
@@ -78,12 +70,12 @@ MERGED = ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}
 LONG = [f"a: &a {'x' * 20_000}", f"b: [{', '.join(['*a'] * 1_000)}]"]
 ODD_YAML = [
     ("seed_everything: \xe9".encode("latin-1"), "can't decode"), (b"a: &a [*a]", "*a refers to what it is a part of"),
-    (b"a: &a {b: *a}", "*a refers to"), (b"a: &a\n  <<: *a\n", "*a refers to"), (b"a: *b", "*b refers to"),
+    (b"a: &a\n  <<: *a\n", "*a refers to"), (b"a: *b", "*b refers to"),
     ("\n".join(LAUGHS).encode(), "more than 20000 in number"), ("\n".join(MERGED).encode(), "more than 20000"),
     ("\n".join(LONG).encode(), "more than 20000"), (b"a: " + b"[" * 90 + b"]" * 90, "nested more than 40 deep"),
     (b"a: " + b"[" * 100_000, "nest"), (b"a: " + b"9" * 5000, "digits"),
     (b"a: " + b"9" * 400, "an integer of 1329 bits"),
-    (b"a: !!bool x", "it lacks 'x'"), (b"a: !!timestamp x", "cannot be read"), (b"- 1", "a list, not a mapping"),
+    (b"a: !!bool x", "it lacks 'x'"), (b"- 1", "a list, not a mapping"),
     (b"", "it holds nothing, not a mapping"), (b"a: 1\n---\na: 2", "single document"), (b"? [a, b]\n: 1", "unhashable"),
     (b"#" * (2 << 20), "it has 2 MiB, and 1 are the most that is read"),
 ]  # fmt: skip
@@ -98,14 +90,11 @@ def test_settings_that_cannot_be_read_are_told_at_once(tmp_path, content, reason
     assert reason in str(error.value) and len(str(error.value)) < 600 and time.monotonic() - begun < 10
 
 
-ODD_RUNS = [
-    {"id": "../../etc"}, {"id": ["a"]}, {"id": "A" * 16}, {"from": {"a": 1}}, {"trained": []}, {"settings": [1]},
-    {"trained": {"id": "0" * 16, "settings": "x", "started": 7}}, {"kind": "\x1b[2J"}, {"started": 1e308},
-    {"settings": {"a" * 2_000: 1}}, {"environment": 5},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("odd", ODD_RUNS, ids=repr)
+@pytest.mark.parametrize("odd", [
+    {"id": "../../etc"}, {"id": ["a"], "from": {"a": 1}, "trained": [], "environment": 5}, {"settings": [1]},
+    {"trained": {"id": "0" * 16, "settings": "x", "started": 7}}, {"kind": "\x1b[2J", "started": 1e308},
+    {"settings": {"a" * 2_000: 1}},
+], ids=repr)  # fmt: skip
 def test_what_a_run_says_of_itself_is_taken_or_left(tmp_path, odd):
     a, b = saved(tmp_path, "a", episodes(1)), saved(tmp_path, "b", episodes(2))
     change(Path(b) / "version_1" / "run.json", **odd)
@@ -129,35 +118,11 @@ def test_results_that_cannot_be_read_are_told(tmp_path, content, reason):
     assert reason in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["run.json", "results.json"])
-def test_a_test_of_which_a_file_cannot_be_read_is_an_error_and_others_are_not(tmp_path, name):
-    a, b = saved(tmp_path, "a", episodes(1)), saved(tmp_path, "b", episodes(2))
-    (Path(b) / "version_0" / name).write_text("{")  # of the training
-    compare([a, b])
-    (Path(b) / "version_1" / name).write_text('{"a": 1' + "0" * 400 + "}")
-    with pytest.raises(InputError, match=rf"b/version_1/{name} cannot be read: it holds an integer of"):
-        compare([a, b])
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "results.json", "episodes.csv"])
-def test_a_pipe_is_not_waited_for(tmp_path, name):
-    file = tmp_path / name
-    os.mkfifo(file)
+@pytest.mark.parametrize("read, name", [(read_yaml, "a.yaml"), (read_json, "a.json"), (csv_rows, "a.csv")])
+def test_a_pipe_is_not_waited_for(read, name, tmp_path):
+    os.mkfifo(tmp_path / name)
     with pytest.raises(InputError, match=r"cannot be read: it is not a regular file"):
-        {"config.yaml": read_yaml, "results.json": read_json, "episodes.csv": lambda f: list(csv_rows(f))}[name](file)
-
-
-def test_a_date_in_settings_is_a_word(tmp_path):
-    (tmp_path / "a.yaml").write_text("when: 2026-99-99\nlimit: .nan\nkept: &k [1, 2]\nsame: *k\n")
-    assert read_yaml(tmp_path / "a.yaml")["when"] == "2026-99-99"
-
-
-def test_nothing_is_equal_to_nothing(tmp_path):
-    for seed in (0, 1):
-        saved(tmp_path / "b", f"seed{seed}", episodes(2), seed=seed, norm="b")
-        test = tmp_path / "b" / f"seed{seed}" / "version_1" / "run.json"
-        test.write_text(test.read_text().replace('"model.norm"', '"limit": NaN, "model.norm"'))
-    assert compare([saved(tmp_path, "a", episodes(1)), str(tmp_path / "b")])[1].seeds == (0, 1)
+        list(read(tmp_path / name))
 
 
 def test_names_do_not_act_on_the_terminal(tmp_path, capsys):
@@ -174,9 +139,6 @@ def test_names_do_not_act_on_the_terminal(tmp_path, capsys):
         main(["compare", a, b])
     said += capsys.readouterr().err
     assert r"\u202e" in said and all(c.isprintable() for c in said.replace("\n", ""))
-    odd = saved(tmp_path, os.fsdecode(b"\xff\xfe"), episodes(1))
-    main(["compare", odd, saved(tmp_path, "c", episodes(2)), "--output", str(tmp_path / "odd.csv")])
-    assert r"\udcff" in capsys.readouterr().out and r"\udcff" in (tmp_path / "odd.csv").read_text(encoding="utf-8")
 
 
 def test_folders_that_lead_into_themselves_and_far_down(tmp_path):
@@ -206,11 +168,6 @@ def test_more_files_than_are_looked_through(tmp_path, monkeypatch):
         (tmp_path / f"{number}.txt").write_text("")
     with pytest.raises(InputError, match="holds more than 2000 runs or 20 files; give folders below it"):
         report(tmp_path)
-
-
-def test_numbers_that_are_none():
-    assert [finite(v) for v in (1, "2.5", -1e99, "1e-400")] == [1, 2.5, -1e99, 0]
-    assert {finite(v) for v in (True, None, [1], "x", "nan", float("inf"), 10**400, 1e308, "9" * 5_000)} == {None}
 
 
 def test_rows_are_counted(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -62,27 +63,60 @@ class Noise(pl.Callback):
             next(pl_module.parameters()).add_(1e-3 * drawn)
 
 
-class Kill(pl.Callback):
-    """Sends this process a signal at the given training batch, validation batch or end of an epoch, counted from 0."""
+class At(pl.Callback):
+    """Acts once: at a training batch, a batch of validation or sanity check, or a hook, counted from 0."""
 
-    def __init__(self, number: int, name: str = "SIGTERM", where: str = "train") -> None:
-        self.left, self.signal, self.where = number, signal.Signals[name], where
+    def __init__(self, number: int, where: str) -> None:
+        self.left, self.where = number, where
 
     def on_train_batch_start(self, *args):
         self._count("train")
 
     def on_validation_batch_start(self, trainer, *args):
-        if not trainer.sanity_checking:
-            self._count("validation")
+        self._count("sanity" if trainer.sanity_checking else "validation")
 
     def on_train_epoch_end(self, *args):
         self._count("epoch")
 
+    def on_fit_start(self, *args):
+        self._count("on_fit_start")
+
+    def on_save_checkpoint(self, *args):
+        self._count("on_save_checkpoint")
+
+    def on_train_end(self, *args):
+        self._count("on_train_end")
+
     def _count(self, where):
-        if where == self.where:
-            self.left -= 1
-            if self.left == -1:
-                os.kill(os.getpid(), self.signal)
+        self.left -= where == self.where
+        if self.left < 0 and where == self.where:
+            self.where = ""
+            self.act()
+
+
+class Kill(At):
+    """Sends this process a signal."""
+
+    def __init__(self, number: int, name: str = "SIGTERM", where: str = "train") -> None:
+        super().__init__(number, where)
+        self.signal = signal.Signals[name]
+
+    def act(self):
+        os.kill(os.getpid(), self.signal)
+
+
+class Pause(At):
+    """Makes the file ``here`` in ``folder`` and waits for ``go``, which the test makes."""
+
+    def __init__(self, where: str, folder: str, number: int = 0) -> None:
+        super().__init__(number, where)
+        self.folder = Path(folder)
+
+    def act(self):
+        (self.folder / "here").touch()
+        end = time.monotonic() + 60
+        while not (self.folder / "go").exists() and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def fit(folder, model, data, *callbacks, resume=None, noise=True, plugin=None, **options):

@@ -24,11 +24,9 @@ from tests.reliability.tiny_runs import QUIET, Kill, classification, few_shot, f
 NORMS = ("swbn-fro", "iternorm", "dbn", "ln")
 # At which batch of which kind a process gets SIGTERM, by its rank, and the trainer's options.
 STOPS = {
-    "process 0": ({0: (7, "train")}, {}),
     "process 1": ({1: (7, "train")}, {}),
     "both, one after the other": ({0: (8, "train"), 1: (7, "train")}, {}),
     "in a validation": ({1: (4, "validation")}, {}),
-    "accumulating": ({0: (5, "train")}, {"accumulate_grad_batches": 3}),
     "accumulating and validating": ({0: (5, "train")}, {"accumulate_grad_batches": 3, "val_check_interval": 2}),
     "at an epoch's end": ({0: (4, "train")}, {}),
     "in the last step": ({1: (14, "train")}, {}),

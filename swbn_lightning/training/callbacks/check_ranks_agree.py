@@ -9,30 +9,23 @@ import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor, nn
 
-from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.errors import InputError
 from swbn_lightning.norms.base import WhiteningNorm
 
 
 class CheckRanksAgree(pl.Callback):
     """Stops a distributed training as soon as two processes hold different weights or whitening matrices.
 
-    For a doubt, or a cluster that is new: two small collectives and a pass over the weights a check. Compared are, bit
-    for bit, every parameter, and the buffers of whitening layers with ``sync=True`` and of ``SyncBatchNorm``. (Those of
-    plain BatchNorm differ by design: each process has its own batch's.) It is done after the optimiser's step, before
+    For a doubt, or a cluster that is new: two small collectives and a pass over the weights a training batch. Compared
+    are, bit for bit, every parameter, and the buffers of whitening layers with ``sync=True`` and of ``SyncBatchNorm``
+    (those of plain BatchNorm differ by design). It is done after the optimiser's step, before
     ``DistributedDataParallel`` writes rank 0's buffers over the others', which would hide a difference. With the
     command: ``--trainer.callbacks+=CheckRanksAgree``.
 
-    Args:
-        every_n_steps: check after every so manyth training batch.
-
     Raises:
-        InputError: a number below 1; when training starts, a strategy that shards the parameters; in training, with
-            the names of what differs, on every process.
+        InputError: when training starts, a strategy that shards the parameters; in training, with the names of what
+            differs, on every process.
     """
-
-    def __init__(self, every_n_steps: int = 1) -> None:
-        require_positive("CheckRanksAgree", every_n_steps=every_n_steps)
-        self.every_n_steps = every_n_steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         whole = isinstance(trainer.strategy, DDPStrategy) and not isinstance(trainer.strategy, DeepSpeedStrategy)
@@ -45,12 +38,9 @@ class CheckRanksAgree(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.world_size > 1 and (batch_idx + 1) % self.every_n_steps == 0:
-            self.check(pl_module, f"after batch {batch_idx} of epoch {trainer.current_epoch}")
-
-    def check(self, model: nn.Module, when: str = "now") -> None:
-        """Compare; every process of the default group must call it."""
-        compared = dict(_compared(model))
+        if trainer.world_size == 1:
+            return
+        compared = dict(_compared(pl_module))
         sums = torch.stack([_checksum(value) for value in compared.values()])
         most, least = sums.clone(), sums.clone()
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -58,9 +48,10 @@ class CheckRanksAgree(pl.Callback):
         differ = [name for name, differs in zip(compared, (most != least).tolist(), strict=True) if differs]
         if differ:
             raise InputError(
-                f"the processes disagree {when}: {', '.join(differ[:5])}{', …' if len(differ) > 5 else ''} "
-                f"({len(differ)} of {len(compared)} compared). Something on one of them is not done on the others: a "
-                "hook or callback that changes weights, a random number, a layer with sync: false."
+                f"the processes disagree after batch {batch_idx} of epoch {trainer.current_epoch}: "
+                f"{', '.join(differ[:5])}{', …' if len(differ) > 5 else ''} ({len(differ)} of {len(compared)} "
+                "compared). Something on one of them is not done on the others: a hook or callback that changes "
+                "weights, a random number, a layer with sync: false."
             )
 
 

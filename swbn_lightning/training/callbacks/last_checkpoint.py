@@ -21,13 +21,11 @@ GRADIENTS = "accumulated_gradients"
 class LastCheckpoint(ModelCheckpoint):
     """``last.ckpt`` after every epoch and, when SIGTERM asks the process to end, in the middle of one.
 
-    Lightning ends the training step under way first, so the state is that between two steps. (``save_last`` of another
-    ``ModelCheckpoint`` writes with a new best alone.) Nothing is written after any other exception, Ctrl-C among them,
-    since a step may be half done: then the last epoch's stays.
+    Lightning ends the training step under way first. (``save_last`` of another ``ModelCheckpoint`` only writes with a
+    new best.) Nothing is written after any other exception, Ctrl-C among them, since a step may be half done.
 
-    Where a step of the optimiser takes several batches (``accumulate_grad_batches``) and not all of them have been,
-    their gradients are kept as well; among several processes, whose gradients differ, nothing is written then
-    (``StopTogether`` has them finish the step). What was stopped in the middle of a
+    In the middle of an accumulated step the gradients are kept as well; among several processes, whose gradients
+    differ, nothing is written then (``StopTogether`` has them finish the step). What was stopped in the middle of a
     validation makes the whole of it when it goes on.
     """
 

@@ -17,10 +17,13 @@ from swbn_lightning.files.screen import table_console
 from swbn_lightning.runs.checkpoints import best_checkpoint, read_checkpoint
 from swbn_lightning.runs.folders import RESULTS_FILE, write_json
 from swbn_lightning.runs.record import now
+from swbn_lightning.training.callbacks.run_file import run_folder
 from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 from swbn_lightning.whiteness.records import measurements
 
+Row = dict[str, Any]  # of the table
+History = list[dict[str, float]]  # of whiteness
 _FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference", "tasks")
 
 
@@ -32,27 +35,28 @@ class ResultTable(pl.Callback):
     last epoch, with the accuracy on its training batches.
 
     The file of a ``fit`` also says whether it was ``completed``, the ``fit_seconds`` it took in all, and the
-    ``epoch_seconds`` of every whole epoch: its training steps and their data, without validation and whatever else is
-    done between epochs.
+    ``epoch_seconds`` of every whole epoch: its training steps and their data, without validation. A ``fit`` without a
+    step is a warning: Lightning ends as if it had trained.
     """
 
     def __init__(self) -> None:
-        self._history: list[dict[str, Any]] = []  # validation rows of `fit`, one an epoch
-        self._evaluated: dict[str, Any] | None = None  # the row of `validate` or `test`
+        self._history: list[Row] = []  # validation rows of `fit`, one an epoch
+        self._evaluated: Row | None = None  # the row of `validate` or `test`
         self._folder: Path | None = None
-        self._completed = False  # whether a `fit` ended by itself
+        self._trained = False  # whether a `fit` had a batch
+        self._completed = False  # whether it ended by itself
         self._begun = 0.0
         self._clock = _EpochClock()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        log_dir = trainer.log_dir  # the processes agree on it here; at the end some may be gone
-        self._folder = Path(log_dir) if trainer.loggers and log_dir else None
+        self._folder = run_folder(trainer)
         self._begun = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._clock.start(pl_module.device)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        self._trained = True
         if trainer.is_last_batch:
             self._clock.stop()
 
@@ -76,6 +80,12 @@ class ResultTable(pl.Callback):
         # Here, after the progress bar has ended, so that the table is the last thing to be seen.
         if stage == "fit":
             self._completed = True
+            if not self._trained:
+                rank_zero_warn(
+                    f"nothing was trained: {trainer.current_epoch} epochs and {trainer.global_step} steps are behind "
+                    f"this model, asked for were max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, "
+                    f"limit_train_batches={trainer.limit_train_batches}. With larger ones it goes on."
+                )
             self._finish_fit(trainer)
         elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
             checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
@@ -101,7 +111,7 @@ class ResultTable(pl.Callback):
         elif trained := _training_row(trainer):
             self._finish("last checkpoint", checkpoint, [_with_whiteness(trained, history)], history, "fit")
 
-    def _validated(self, checkpoint: str | None, history: list[dict[str, float]]) -> list[dict[str, Any]]:
+    def _validated(self, checkpoint: str | None, history: History) -> list[Row]:
         last = self._history[-1]
         rows = []
         if checkpoint:
@@ -114,16 +124,9 @@ class ResultTable(pl.Callback):
             rows.append(_with_whiteness({**last, "split": f"val (last, epoch {last['epoch']})"}, history))
         return rows
 
-    def _finish(
-        self,
-        label: str,
-        checkpoint: str | None,
-        rows: list[dict[str, Any]],
-        whiteness: list[dict[str, float]],
-        command: str,
-    ) -> None:
+    def _finish(self, label: str, checkpoint: str | None, rows: list[Row], whiteness: History, command: str) -> None:
         lost: OSError | None = None
-        try:  # the files first: a screen can fail in many ways
+        try:  # the file first: a screen can fail in many ways
             self._write(checkpoint, rows, whiteness, command)
         except OSError as error:  # a full disk: what was found is at least seen
             lost = error
@@ -135,14 +138,14 @@ class ResultTable(pl.Callback):
         if lost is not None:
             raise InputError(f"the results could not be written to {self._folder}: {lost.strerror or lost}.") from lost
 
-    def _write(
-        self, checkpoint: str | None, rows: list[dict[str, Any]], whiteness: list[dict[str, float]], command: str
-    ) -> None:
+    def _write(self, checkpoint: str | None, rows: list[Row], whiteness: History, command: str) -> None:
         if self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        own = _relative_to(checkpoint, self._folder)
-        results: dict[str, Any] = {
+        # A checkpoint of this run by its path inside the folder, so that the folder can be moved.
+        folder, file = self._folder.resolve(), Path(checkpoint or "/").resolve()
+        own = str(file.relative_to(folder)) if folder in file.parents else None
+        results: Row = {
             "ended": now(),
             "results": rows,
             "whiteness": whiteness,
@@ -161,34 +164,34 @@ class _EpochClock:
 
     def __init__(self) -> None:
         self.epochs: list[float] = []
-        self._device = torch.device("cpu")
-        self._running = False
+        self._device: torch.device | None = None  # while an epoch is under way
         self._passed, self._since = 0.0, 0.0
 
     def start(self, device: torch.device) -> None:
-        self._device, self._running = device, True
-        self._passed, self._since = 0.0, self._now()
+        self._device, self._passed = device, 0.0
+        self.go_on()
 
     def pause(self) -> None:
-        if self._running:
-            self._passed += self._now() - self._since
+        if self._device is not None:
+            self._passed += self._now(self._device) - self._since
 
     def go_on(self) -> None:
-        if self._running:
-            self._since = self._now()
+        if self._device is not None:
+            self._since = self._now(self._device)
 
     def stop(self) -> None:
-        if self._running:
-            self.epochs.append(self._passed + self._now() - self._since)
-            self._running = False
+        if self._device is not None:  # an epoch that goes on in its middle is none of them
+            self.pause()
+            self.epochs.append(self._passed)
+            self._device = None
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the last steps are still under way
+    def _now(self, device: torch.device) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the last steps are still under way
         return time.perf_counter()
 
 
-def result_table(rows: list[dict[str, Any]]) -> Table:
+def result_table(rows: list[Row]) -> Table:
     """The table: what was evaluated, accuracy with its 95% interval, whiteness at the start and the end.
 
     Args:
@@ -209,19 +212,19 @@ def result_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _with_whiteness(row: dict[str, Any], history: list[dict[str, float]]) -> dict[str, Any]:
+def _with_whiteness(row: Row, history: History) -> Row:
     ends = {key: [history[0][key], history[-1][key]] for key in ("distance", "rms")} if history else {}
     return {**row, **ends}
 
 
-def _accuracy(row: dict[str, Any]) -> str:
+def _accuracy(row: Row) -> str:
     interval = "% while training"
     if "ci95" in row:
         interval = "± – %" if row["ci95"] is None else f"± {100 * row['ci95']:.2f} %"  # a single episode has none
     return f"{100 * row['accuracy']:.2f} {interval}"
 
 
-def _training_row(trainer: pl.Trainer) -> dict[str, Any] | None:
+def _training_row(trainer: pl.Trainer) -> Row | None:
     """The last finished epoch's figures on its own training batches, each before its step; None before there are."""
     measured = {key: trainer.callback_metrics.get(f"train/{key}") for key in ("accuracy", "loss")}
     epoch = trainer.current_epoch - 1  # it counts on at the end of an epoch
@@ -244,20 +247,13 @@ def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
     return None
 
 
-def _whiteness_in(checkpoint: dict[str, Any]) -> list[dict[str, float]]:
+def _whiteness_in(checkpoint: Row) -> History:
     """The history that a checkpoint carries (Lightning restores callbacks only to go on training)."""
     states = checkpoint.get("callbacks")
     for key, state in states.items() if isinstance(states, dict) else ():
         if str(key).startswith(WhitenessMonitor.__name__) and isinstance(state, dict):
             return measurements(state.get("history"))
     return []
-
-
-def _relative_to(checkpoint: str | None, folder: Path) -> str | None:
-    """A checkpoint of this run by its path inside the run's folder, so that the folder can be moved."""
-    if checkpoint and folder.resolve() in Path(checkpoint).resolve().parents:
-        return str(Path(checkpoint).resolve().relative_to(folder.resolve()))
-    return None
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

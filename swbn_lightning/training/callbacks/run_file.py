@@ -15,14 +15,40 @@ from swbn_lightning.runs.record import KEY, Record, environment, new_id, now, re
 PACKAGES = ("torchvision", "pytorch-lightning", "torchmetrics", "numpy")
 
 
+def run_folder(trainer: pl.Trainer) -> Path | None:
+    """The run's folder; None without loggers. Every process must ask, in ``setup``: at the end some may be gone."""
+    log_dir = trainer.log_dir  # the processes agree on it here
+    return Path(log_dir) if trainer.loggers and log_dir else None
+
+
+class AtTheEnd(pl.Callback):
+    """Works on a run's folder when a command ends or is interrupted; it has to stand after what writes the files."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._folder = run_folder(trainer)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._folder is not None and trainer.is_global_zero and self._folder.is_dir():
+            self.finish(trainer, self._folder)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):  # Lightning calls no teardown then
+            self.teardown(trainer, pl_module, "")
+
+    def finish(self, trainer: pl.Trainer, folder: Path) -> None:
+        raise NotImplementedError
+
+
 class RunFile(pl.Callback):
     """Gives a run its id, and writes ``run.json`` when ``fit``, ``validate``, ``test`` or ``predict`` starts.
 
-    In it: ``id``; ``kind`` (which of the four); ``command`` (as on the command line); ``started`` (UTC); ``from``, the
-    id of the run whose checkpoint it goes on from or evaluates; ``trained``, of an evaluation: that run's id, start and
-    settings; ``settings``, flat; ``environment``: device in use, processes, threads (of torch, a process), precision,
-    platform and versions. Written at the start, so that a killed run has it too; nothing that names the user or the
-    machine is added to what the command itself says. Every checkpoint carries the id, the start and the settings.
+    In it: ``id``; ``kind`` (which of the four); ``command``; ``started`` (UTC); ``from``, the id of the run whose
+    checkpoint it goes on from or evaluates; ``trained``, of an evaluation: that run's id, start and settings;
+    ``settings``, flat; ``environment``, which names neither user nor machine. Every checkpoint carries the id, the
+    start and the settings.
 
     Args:
         command: what was called; None where nothing is known of it, as in a program of one's own.
@@ -36,17 +62,15 @@ class RunFile(pl.Callback):
         self._settings: dict[str, Any] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        log_dir = trainer.log_dir  # the processes agree on it here
-        self._folder = Path(log_dir) if trainer.loggers and log_dir and trainer.is_global_zero else None
+        folder = run_folder(trainer)
+        self._folder = folder if trainer.is_global_zero else None
         self._settings = dict(self._give_settings())
         self._record = Record(new_id(), now(), to_keep(self._settings))
         self._write(trainer)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(trainer)  # once more: before this it is not known from which checkpoint
-
+    # Once more: in `setup` it is not known yet from which checkpoint.
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(trainer)  # of a strategy that reads it only now
+        self._write(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == "validate":
@@ -84,20 +108,16 @@ class RunFile(pl.Callback):
 
 def _environment(trainer: pl.Trainer) -> dict[str, Any]:
     seed = os.environ.get("PL_GLOBAL_SEED")  # where seed_everything leaves it
+    root = trainer.strategy.root_device
+    device = f"CPU, {os.cpu_count()} cores" if root.type == "cpu" else str(root)
+    if root.type == "cuda":
+        device = torch.cuda.get_device_name(root)
     return {
         "seed": int(seed) if seed is not None else None,
         **environment(*PACKAGES),
-        "device": _device(trainer.strategy.root_device),
+        "device": device,
         "processes": trainer.world_size,
         "threads": torch.get_num_threads(),
         "precision": str(trainer.precision),
         "platform": f"{platform.system()} {platform.machine()}",
     }
-
-
-def _device(device: torch.device) -> str:
-    names: dict[str, Callable[[], str]] = {
-        "cuda": lambda: torch.cuda.get_device_name(device),
-        "cpu": lambda: f"CPU, {os.cpu_count()} cores",
-    }
-    return names.get(device.type, lambda: str(device))()

@@ -16,29 +16,21 @@ from swbn_lightning.training.not_finite import any_process, first_not_finite, no
 class StopOnNonFinite(pl.Callback):
     """Ends a training at a loss, gradient or weight that is NaN or infinite.
 
-    ======================================  ========================================================================
-    a loss that is not finite               the run stops, before the gradient where every step is looked at
-    a gradient that is not finite           the run stops before the optimiser's step, where every step is looked at
-    a weight or buffer that is not finite   the run stops at the next look, before a validation, at the end of an
-                                            epoch, and before any checkpoint is written, so that checkpoints hold finite
-                                            numbers only (those of ``save_weights_only``, for which Lightning asks no
-                                            callback, excepted)
-    the same under ``precision: 16-mixed``  the loss scaler leaves the step out, and training goes on, with a warning;
-                                            it stops after ``max_skipped`` losses in a row
-    ======================================  ========================================================================
+    A loss or gradient ends the run before the optimiser's step, where every step is looked at; a weight or buffer at
+    the next look, before a validation, at the end of an epoch, and before any checkpoint is written, so that
+    checkpoints hold finite numbers only (but for ``save_weights_only``, for which Lightning asks no callback). Under
+    ``precision: 16-mixed`` the loss scaler leaves the step out, and training goes on, with a warning, until more than
+    ``max_skipped`` losses in a row are not finite.
 
-    The error names the layer where it began: the batch that was at fault goes through the network once more, and the
-    first module is named whose output is not finite although its input is; or the first parameter that is not finite.
-
-    To look at a value makes a GPU wait for it, so there it is done at intervals: in between what was seen is kept on
-    the device. What is found then is up to an interval old, the weights are no longer finite, and where it began cannot
-    be told: going on from the last checkpoint with ``every_n_steps: 1`` tells.
+    The error names where it began: the first parameter that is not finite, or, after a second forward of the batch at
+    hand, the first module whose output is not. To look at a value makes a GPU wait for it, so there it is done at
+    intervals, and what is found may be that old: going on from the last checkpoint with ``every_n_steps: 1`` tells
+    where it began.
 
     Args:
-        every_n_steps: look at every so manyth batch; None for every one on a CPU and, on a GPU, the trainer's
-            ``log_every_n_steps``; 0 at the end of epochs and before checkpoints alone.
-        max_skipped: with a loss scaler, so many losses in a row may be not finite. Scaling starts at 2**16 and is
-            halved each time, so 20 leave a scale below 1, with which nothing overflows that did not anyway.
+        every_n_steps: the interval of looks in batches; None for 1 on a CPU and the trainer's ``log_every_n_steps`` on
+            a GPU; 0 for the ends of epochs and before checkpoints only.
+        max_skipped: as above. Scaling starts at 2**16 and is halved each time, so 20 leave a scale below 1.
 
     Raises:
         InputError: a number out of range; in training, as above.
@@ -131,13 +123,10 @@ class StopOnNonFinite(pl.Callback):
             )
 
     def _look_at_state(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        found = self._found_in_state(pl_module)
+        found = [name for name in not_finite(state_of(pl_module)) if name not in self._ignored]
         if any_process(trainer, bool(found)):
             named = f"{found[0]} is" if found else "in another process a weight is"
             self._stop(trainer, f"{named} not finite ({len(found)} parameters and buffers are)", None)
-
-    def _found_in_state(self, pl_module: pl.LightningModule) -> list[str]:
-        return [name for name in not_finite(state_of(pl_module)) if name not in self._ignored]
 
     def _origin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """Where it began, as far as a second forward of the batch at hand tells."""

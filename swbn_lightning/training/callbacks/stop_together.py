@@ -20,13 +20,10 @@ from swbn_lightning.training.lightning_internals import (
 class StopTogether(pl.Callback):
     """Has all processes of a distributed training stop at the same step as soon as one of them gets SIGTERM.
 
-    Lightning 2.6 starts a collective inside its signal handler, wherever the process is at that moment: among the
-    collectives of a training step they get into another order on each process, and both fail or wait for ever. A
-    process that is the only one to get the signal leaves while the others wait for it. Here the handler takes a note.
-    After each batch the processes reduce their notes on the CPU, in a group of their own, and read the outcome after
-    the next one, so that nobody waits for it; then all end as one process does:
-    ``LastCheckpoint`` saves. (The data workers of a job that gets the signal as a whole
-    are the matter of :mod:`swbn_lightning.data.workers`.)
+    Lightning 2.6 starts a collective inside its signal handler, among those of a training step, and both fail or wait
+    for ever; a process that is the only one to get the signal leaves while the others wait for it. Here the handler
+    takes a note. After each batch the processes reduce their notes on the CPU, in a group of their own, and read the
+    outcome after the next one, so that nobody waits for it; then all end as one process does.
 
     A step of the optimiser that takes several batches is finished first, and so is a validation (whose batches may be
     more on one process than on another): its time must fit into the time that the sender leaves. Does nothing in a

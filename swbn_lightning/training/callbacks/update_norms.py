@@ -22,14 +22,12 @@ class UpdateNorms(pl.Callback):
 
     Goes behind Lightning's ``WeightAveraging``, ``EMAWeightAveraging`` or ``StochasticWeightAveraging``, which put the
     averaged weights into the model when training ends, but leave whitening layers with the statistics of other
-    weights (``StochasticWeightAveraging`` makes those of BatchNorm anew, and knows no other layer)::
+    weights::
 
         Trainer(callbacks=[EMAWeightAveraging(), UpdateNorms()])
 
     The statistics become those of the averaged network over an epoch of training batches (augmented as in training;
-    dropout off), and each W an average, too. What results is saved as ``averaged.ckpt`` beside the other checkpoints,
-    which hold the averaged weights with the buffers that averaging alone gives. Without weight averaging it does the
-    same for the last weights.
+    dropout off), and each W an average, too. What results is saved as ``averaged.ckpt`` beside the other checkpoints.
 
     Args:
         num_batches: training batches to use; None for those of an epoch.
