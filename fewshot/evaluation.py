@@ -18,9 +18,8 @@ from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.health import check_running_statistics
 from swbn_lightning.runs.intervals import half_width
 
-# Of the features of a chunk of episodes: with what a head makes of them, some 16 MiB, which stay near the caches (256
-# MiB took five times as long on a CPU).
-_CHUNK_BYTES = 4 * 2**20
+# Of a chunk of episodes, features and what the head makes of them: near the caches (256 MiB took five times as long).
+_CHUNK_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def evaluate_episodes(
         queries: ``Q``, query images a class.
         num_episodes: how many; a longer evaluation begins with the episodes of a shorter one.
         seed: of the episodes.
-        chunk_size: episodes scored at once; by default as many as have 4 MiB of features.
+        chunk_size: episodes scored at once; by default as many as take about 16 MiB.
         class_names: for error messages.
         embed: makes features of what ``features`` then holds, say images, a whole episode at a time: support
             ``[W*K, ...]``, then queries ``[W*Q, ...]``. For networks that normalise by their batch in evaluation too;
@@ -114,7 +113,9 @@ def evaluate_episodes(
     if embed is not None:
         chunk_size = 1
     elif chunk_size is None:
-        size = ways * (shots + queries) * features[0].numel() * features.element_size()
+        size = (
+            ways * (shots + queries) * features[0].numel() * features.element_size() * getattr(head, "features_held", 1)
+        )
         chunk_size = max(1, _CHUNK_BYTES // size)
     require_positive("evaluate_episodes", chunk_size=chunk_size)
     classes, right, losses = [], [], []

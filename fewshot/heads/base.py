@@ -16,6 +16,8 @@ class EpisodeHead(nn.Module):
 
     #: Whether the queries of an episode are classified together, each with the help of the others.
     transductive: bool = False
+    #: About how many times the size of an episode's features it holds at once, without gradients.
+    features_held: int = 1
 
 
 def accumulating(*features: Tensor) -> tuple[Tensor, ...]:

@@ -51,6 +51,7 @@ class MatchingHead(EpisodeHead):
             self.log_temperature = nn.Parameter(logarithm)
         else:
             self.register_buffer("log_temperature", logarithm)
+        self.features_held = 12 if full_context else 2  # the LSTM's gates and states; the normalised beside the given
         require_positive("matching", context_steps=context_steps)
         self.context: FullContext | None = None
         if full_context:

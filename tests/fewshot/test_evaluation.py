@@ -144,8 +144,10 @@ def test_a_head_is_run_in_evaluation_mode_a_chunk_at_a_time(embedded):
     state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     assert calls(head, num_episodes=10, chunk_size=7) == [(7, False), (3, False)]
     assert head.training and all(torch.equal(state[n], tensor) for n, tensor in head.state_dict().items())
-    # 4 MiB of 50 features of 16 float32 each.
-    assert calls(Recorder(), num_episodes=2000) == [(1310, False), (690, False)]
+    greedy = Recorder()
+    greedy.features_held = 4
+    # 16 MiB of four times 50 features of 16 float32 each.
+    assert calls(greedy, num_episodes=2000) == [(1310, False), (690, False)]
     head.norm = nn.BatchNorm1d(16, track_running_stats=False)
     with pytest.raises(ValueError, match=r"norm \(BatchNorm1d\) keeps no running statistics"):
         calls(head, num_episodes=10)
