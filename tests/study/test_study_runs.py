@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swbn_lightning.runs.read import Run, Training
+from swbn_lightning.runs.study import command
 from swbn_lightning.runs.study import running as study_runs
 from swbn_lightning.runs.study.command import Study, main
 from swbn_lightning.runs.study.observations import quantities
@@ -121,3 +122,21 @@ def test_a_cell_that_was_renamed_is_found_by_its_settings(tmp_path):
     first, second = cells_of(GLYPHS, norms=["bn", "swbn-fro"], runs=tmp_path)
     assert first.folder == tmp_path / "renamed" and "--run.name=renamed" in first.arguments()
     assert second.folder == cells[1].folder and study_runs.finished_training(first) is not None
+
+
+def test_the_table_has_what_another_process_has_done(tmp_path, monkeypatch):
+    cells = cells_of(GLYPHS, runs=tmp_path, seeds=[0, 1])
+    study = Study(cells, None, tmp_path, [])
+
+    def complete(cell, wait):
+        if cell.seed == 0 and not wait:
+            raise study_runs.Busy
+        return 1
+
+    row = {"config": "a.yaml", "dataset": "glyphs", "method": "", "network": "vgg", "norm": "bn", "metric": "accuracy",
+           "setting": "", "loss": 1.0, "value": 0.5, "episodes": (), "episode_set": ()}  # fmt: skip
+    monkeypatch.setattr(command, "complete", complete)
+    monkeypatch.setattr(command, "observe", lambda cell, reach: [{**row, "seed": cell.seed}])
+    study._complete(0, wait=False)
+    study._complete(1, wait=False)
+    assert len((tmp_path / "study.csv").read_text().splitlines()) == 3

@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -88,18 +89,20 @@ class Study:
         except (RunFailed, InputError) as error:
             self.failures[self._labels[number]] = outcome = str(error)
         try:
-            rows = observe(cell, self.reach)
-            self._environments[number] = _environment(cell) if rows else ""
+            self._observe(number)
         except InputError as error:  # a file of a run that is not what a run writes
             self.failures[self._labels[number]] = outcome = str(error)
-            rows = []
+        rows = self._rows.get(number, [])
         figures = [f"{row['setting'] or row['metric']} {100 * row['value']:.2f} %" for row in rows]
         _say(", ".join([f"{place}: {outcome}", *figures]))
-        if rows:
-            self._rows[number] = rows
         if outcome != "was done":
             self._write()
         return True
+
+    def _observe(self, number: int) -> None:
+        if rows := observe(self.cells[number], self.reach):
+            self._rows[number] = rows
+            self._environments[number] = _environment(self.cells[number])
 
     def text(self) -> str:
         """The Markdown page."""
@@ -115,6 +118,9 @@ class Study:
         return as_table([row for number in sorted(self._rows) for row in self._rows[number]])
 
     def _write(self) -> None:
+        for number in set(range(len(self.cells))) - set(self._rows):  # what another process has done
+            with suppress(InputError):
+                self._observe(number)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / "study.csv", as_csv(self._table()))
         write_whole(self.folder / "study.md", self.text() + "\n")
