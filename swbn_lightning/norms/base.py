@@ -48,7 +48,8 @@ class WhiteningNorm(nn.Module):
         affine: bool,
         bias: bool,
         track_running_stats: bool,
-        num_groups: int,
+        num_groups: int | None,
+        group_size: int | None,
         sync: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -60,17 +61,13 @@ class WhiteningNorm(nn.Module):
             raise InputError(f"{name}: eps must be a finite number of at least 0, got {eps!r}.")
         if momentum is not None and not (_is(momentum, Real) and 0 <= momentum <= 1):
             raise InputError(f"{name}: momentum must be in [0, 1] or None for a plain average, got {momentum!r}.")
-        if not _is(num_groups, Integral) or num_groups < 1 or num_features % num_groups:
-            raise InputError(
-                f"{name}: num_groups={num_groups!r} does not divide num_features={num_features}; "
-                "choose a divisor of the number of channels."
-            )
+        num_groups = _groups(name, num_features, num_groups, group_size)
         self.num_features = num_features = int(num_features)
         self.eps = float(eps)
         self.momentum = None if momentum is None else float(momentum)
         self.affine = affine
         self.track_running_stats = track_running_stats
-        self.num_groups = num_groups = int(num_groups)
+        self.num_groups = num_groups
         self.sync = sync
 
         state_dtype = accumulation_dtype(dtype or torch.get_default_dtype())
@@ -253,6 +250,24 @@ class WhiteningNorm(nn.Module):
         like = next(v for k, v in state_dict.items() if k.startswith(prefix) and v.is_floating_point())
         w = self.whitening_matrix
         return torch.eye(w.shape[-1], dtype=w.dtype, device=like.device).expand_as(w).clone()
+
+
+def _groups(name: str, num_features: int, num_groups: int | None, group_size: int | None) -> int:
+    """How many blocks of channels are whitened apart: as given, one by default, or as few as are small enough."""
+    given = f"num_groups={num_groups!r}"
+    if group_size is not None:
+        given = f"group_size={group_size!r}"
+        if num_groups is not None:
+            raise InputError(f"{name}: give num_groups={num_groups!r} or {given}, not both.")
+        if not _is(group_size, Integral) or group_size < 1:
+            raise InputError(f"{name}: group_size must be an integer of at least 1, got {group_size!r}.")
+        num_groups = -(-num_features // group_size)
+    groups: Any = 1 if num_groups is None else num_groups
+    if not _is(groups, Integral) or groups < 1 or num_features % groups:
+        raise InputError(
+            f"{name}: {given} does not divide num_features={num_features}; choose a divisor of the number of channels."
+        )
+    return int(groups)
 
 
 def _is(value: object, kind: type) -> bool:

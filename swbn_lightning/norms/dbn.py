@@ -32,7 +32,7 @@ class DBN(BatchWhitening):
         eps: added to the covariance's diagonal; 1e-5.
         momentum: share of the new batch in the running state; 0.1 as BatchNorm's. None for a plain average.
         num_groups: whiten so many contiguous blocks of channels apart. None: blocks of the largest divisor of
-            ``num_features`` up to 16 channels; 1 is one block of all.
+            ``num_features`` up to 16 channels; 1 is one block of all. ``group_size`` as SWBN's.
 
     Other arguments, shapes, state (without ``running_var``) and errors are SWBN's.
     """
@@ -48,15 +48,16 @@ class DBN(BatchWhitening):
         dtype: torch.dtype | None = None,
         *,
         num_groups: int | None = None,
+        group_size: int | None = None,
         sync: bool = True,
         bias: bool = True,
     ) -> None:
         require_positive(type(self).__name__, num_features=num_features)
-        if num_groups is None:
+        if num_groups is None and group_size is None:
             width = max(k for k in range(1, GROUP_WIDTH + 1) if num_features % k == 0)
             num_groups = num_features // width
         super().__init__(
-            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
+            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, group_size, sync, device, dtype
         )
 
     def _covariance_dtype(self, x: Tensor) -> torch.dtype:

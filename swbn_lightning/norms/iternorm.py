@@ -45,13 +45,14 @@ class IterNorm(BatchWhitening):
         dtype: torch.dtype | None = None,
         *,
         num_iterations: int = 5,
-        num_groups: int = 1,
+        num_groups: int | None = None,
+        group_size: int | None = None,
         sync: bool = True,
         bias: bool = True,
     ) -> None:
         require_positive(type(self).__name__, num_iterations=num_iterations)
         super().__init__(
-            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
+            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, group_size, sync, device, dtype
         )
         self.num_iterations = num_iterations
 

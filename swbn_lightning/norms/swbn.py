@@ -47,7 +47,9 @@ class SWBN(WhiteningNorm):
         criterion: ``"fro"`` (the default: less sensitive to the step size, section 3.4) or ``"kl"``.
         step_size: alpha of W's step; 1e-5 as in the paper, over about 58,000 steps. What counts is
             ``step_size`` times the number of steps: a run of 1,000 steps needs a larger one.
-        num_groups: whiten so many contiguous blocks of channels apart; 1 is the paper.
+        num_groups: whiten so many contiguous blocks of channels apart; None and 1 are the paper: all together.
+        group_size: instead of ``num_groups``, as few equal blocks as have at most so many channels: one number for
+            layers of all widths. IterNorm's released training scripts have 64.
         sync: in a distributed run, use the statistics of the whole batch over all processes. Two
             collectives a forward, one a backward.
         bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
@@ -61,8 +63,8 @@ class SWBN(WhiteningNorm):
     float32 under ``.half()``, ``.bfloat16()`` and autocast.
 
     Raises:
-        ValueError: in the constructor for an unknown criterion, a ``num_groups`` that does not divide
-            ``num_features``, a step size that is not positive and finite; in ``forward`` for a wrong number
+        ValueError: in the constructor for an unknown criterion, groups that do not divide ``num_features``
+            equally, a step size that is not positive and finite; in ``forward`` for a wrong number
             of dimensions and for a single value a channel in training.
         RuntimeError: in ``forward`` for a wrong number of channels.
     """
@@ -82,7 +84,8 @@ class SWBN(WhiteningNorm):
         *,
         criterion: str = "fro",
         step_size: float = 1e-5,
-        num_groups: int = 1,
+        num_groups: int | None = None,
+        group_size: int | None = None,
         sync: bool = True,
         bias: bool = True,
     ) -> None:
@@ -92,7 +95,7 @@ class SWBN(WhiteningNorm):
         if not (number and math.isfinite(step_size) and step_size > 0):
             raise InputError(f"step_size must be a positive and finite number, got {step_size!r}.")
         super().__init__(
-            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, sync, device, dtype
+            num_features, eps, momentum, affine, bias, track_running_stats, num_groups, group_size, sync, device, dtype
         )
         self.criterion = criterion
         self.step_size = float(step_size)

@@ -107,6 +107,11 @@ def test_errors_are_batchnorms(name, ndim):
     ({"num_groups": 4}, r"num_groups=4 .* num_features=6"),
     ({"num_groups": 0}, "num_groups=0"),
     ({"num_groups": "two"}, "num_groups='two'"),
+    ({"group_size": 5, "num_groups": 2}, "num_groups=2 or group_size=5, not both"),
+    ({"group_size": 0}, "group_size must be an integer of at least 1, got 0"),
+    ({"group_size": "two"}, "group_size must be an integer of at least 1, got 'two'"),
+    ({"group_size": 1.5}, "group_size must be an integer of at least 1, got 1.5"),
+    ({"group_size": 5, "features": 7}, "group_size=5 does not divide num_features=7"),
     ({"eps": -1e-5}, "eps must be"),
     ({"momentum": 1.5}, "momentum must be"),
 ])  # fmt: skip
@@ -114,6 +119,13 @@ def test_constructor_errors(options, words):
     for name in ("swbn-fro", "dbn"):
         with pytest.raises(ValueError, match=words):
             make(name, **options)
+
+
+@pytest.mark.parametrize(("features", "groups"), [(16, 1), (64, 1), (96, 2), (128, 2), (512, 8)])
+def test_groups_of_at_most_so_many_channels(features, groups):
+    for name in ("swbn-kl", "iternorm", "dbn"):
+        norm = make(name, features=features, group_size=64)
+        assert norm.num_groups == groups and norm.whitening_matrix.shape[-1] == features // groups
 
 
 @pytest.mark.parametrize("tracking", [True, False])
