@@ -20,6 +20,7 @@ from fewshot.saving import EpisodeFiles
 from swbn_lightning.command import parts, settings
 from swbn_lightning.command.messages import errors_as_messages, say_less
 from swbn_lightning.command.model import classes_made_with_care
+from swbn_lightning.command.overview import answer
 from swbn_lightning.command.run_files import RunConfiguration, RunFilesToLoggers, remove_if_nothing_came
 from swbn_lightning.command.signals import code_after_sigterm, let_sigterm_kill, sigterm_is_143
 from swbn_lightning.data.image_data import ImageDataModule
@@ -35,12 +36,6 @@ from swbn_lightning.training.callbacks.stop_together import StopTogether
 from swbn_lightning.training.callbacks.update_norms import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.whiteness import WhitenessMonitor
 
-_HELP = (
-    "Besides the subcommands: `swbn compare RUN RUN...` pairs runs on the same test episodes, `swbn report RUN...` "
-    "writes one HTML page about runs, `swbn study CONFIG...` trains and tests a grid of norms and seeds; see `swbn "
-    "compare --help` and so on. A configuration is code: it names classes that are imported and called. Read one that "
-    "is not yours before you use it (docs/security.md)."
-)
 _BEST = "epoch{epoch:03d}-accuracy{val/accuracy:.4f}"
 _EVERY = "epoch{epoch:03d}-step{step:06d}"  # of a checkpoint that nothing is monitored for; no two are of one step
 _DEFAULTS = {
@@ -153,6 +148,7 @@ def main(args: Sequence[str] | None = None) -> None:
         SystemExit: 2 for input that cannot work, after a message that says what would; 143 when SIGTERM ended it.
     """
     given = sys.argv[1:] if args is None else list(args)
+    answer(given)
     other = _COMMANDS.get(given[0]) if given else None
     with errors_as_messages(shows_only=other is not None):
         if other is not None:
@@ -179,7 +175,7 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
             load_from_checkpoint_support=False,  # see SwbnCLI.parse_arguments
-            parser_kwargs={"prog": "swbn", "description": __doc__, "epilog": _HELP},
+            parser_kwargs={"prog": "swbn", "description": __doc__},
             trainer_defaults={"log_every_n_steps": _LOG_EVERY},
             args=args,
         )

@@ -5,13 +5,17 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
+import cli
+import swbn_lightning
 from cli import main
 from fewshot import PrototypicalNetwork
+from swbn_lightning.command.overview import COMMANDS
 from tests.conftest import REPOSITORY
 
 
@@ -80,6 +84,29 @@ def test_a_model_outside_of_a_training_has_nothing_that_raises(trained):
     images = torch.randn(2, 1, 28, 28)
     traced = model.to_torchscript(method="trace", example_inputs=images)
     assert torch.equal(traced(images), model(images))
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["--help"], 0, "study     train and test a grid"),
+    (["--version"], 0, f"swbn {swbn_lightning.__version__}"),
+    (["fitt"], 2, "'fitt' is no command. Did you mean 'fit'? The commands: fit, validate,"),
+    (["\x1b[2J"], 2, r"'\x1b[2J' is no command. The commands"),
+    ([], 2, "usage: swbn COMMAND"),
+])  # fmt: skip
+def test_what_needs_no_training_is_answered_before_lightning_is_loaded(words, code, said):
+    program = (
+        f"import sys; sys.argv[1:] = {words!r}\nfrom swbn_lightning.__main__ import console\ntry: console()\n"
+        "finally: assert 'pytorch_lightning' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == code and said in (done.stderr if code else done.stdout)
+
+
+def test_every_command_is_in_the_overview_which_says_when_it_could_not_be_shown():
+    assert set(COMMANDS) == {*cli._COMMANDS, "fit", "validate", "test", "predict"}
+    with Path("/dev/full").open("w") as screen:
+        done = subprocess.run([sys.executable, "-m", "swbn_lightning", "--help"], cwd=REPOSITORY, stdout=screen)
+    assert done.returncode == 1
 
 
 def test_another_module_called_cli_is_no_matter(tmp_path):
