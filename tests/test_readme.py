@@ -6,13 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+import swbn_lightning
 from cli import main
 
 REPOSITORY = Path(__file__).parents[1]
 QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
 def examples():
@@ -33,6 +35,13 @@ def test_files_that_are_named_exist():
     assert len(names) >= 4
     missing = [name for name in names if not (REPOSITORY / name).exists()]
     assert not missing
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == swbn_lightning.__version__
+    names = [author["family-names"] for author in citation["preferred-citation"]["authors"]]
+    assert all(name in README for name in names) and len(names) == 6
 
 
 def train_and_test(*arguments):
