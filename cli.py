@@ -164,6 +164,7 @@ def _run_lightning(args: Sequence[str] | None) -> None:
     else:
         args = settings.without_alias(args)
     say_less()
+    quiet = {"exit_on_error": False}  # it would show all options first
     try:
         SwbnCLI(
             pl.LightningModule,
@@ -175,7 +176,7 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
             load_from_checkpoint_support=False,  # see SwbnCLI.parse_arguments
-            parser_kwargs={"prog": "swbn", "description": __doc__},
+            parser_kwargs={"prog": "swbn", **quiet, **dict.fromkeys(LightningCLI.subcommands(), quiet)},
             trainer_defaults={"log_every_n_steps": _LOG_EVERY},
             args=args,
         )

@@ -1,5 +1,6 @@
 """What the command says: errors in one sentence, no advertisements, nothing that acts on the terminal."""
 
+import argparse
 import logging
 import os
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from swbn_lightning.command.parser_errors import in_one_sentence
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import forgiving_screen
@@ -46,8 +48,9 @@ def errors_as_messages(shows_only: bool) -> Iterator[None]:
         try:
             yield
             screen.flush()
-        except (ValueError, RuntimeError, MisconfigurationException) as error:
-            wrong = mistake(error)
+        except (ValueError, RuntimeError, MisconfigurationException, argparse.ArgumentError) as error:
+            parsing = isinstance(error, argparse.ArgumentError)
+            wrong = in_one_sentence(str(error)) if parsing else mistake(error)
             if wrong is None:
                 raise
             print(f"swbn: error: {printable_lines(str(wrong))}", file=sys.stderr)

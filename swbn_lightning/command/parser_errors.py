@@ -1,0 +1,46 @@
+"""One sentence of what jsonargparse says in twenty lines, where a value is of a wrong type or names no class."""
+
+import re
+
+_CLASS = "dot import path string: "
+_TYPES = {"<class 'NoneType'>": "null", "<class 'dict'>": "a mapping", "<class 'list'>": "a list"}
+
+
+def in_one_sentence(message: str) -> str:
+    """The option, what it takes and what was given; the message as it is where that cannot be told."""
+    key, block = _innermost(message)
+    if unknown := re.search(r"class_path '([^']+)':\s+Option '([^']+)' is not accepted", block):
+        return f"{key}: {unknown[1]} has no option {unknown[2]!r}."
+    expected = list(dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value: .*)?$", block, re.MULTILINE)))
+    given = re.search(r"(?:Given|Got) value: (.*?)(?:\. Got value: .*)?$", block, re.MULTILINE)
+    taken = [kind for kind in expected if not kind.startswith(("path but", _CLASS))]
+    if given and taken and taken != ["<class 'NoneType'>"]:
+        return f"{key}: expected {' or '.join(map(_type, taken))}, got {given[1]!r}."
+    if named := [kind.removeprefix(_CLASS) for kind in expected if kind.startswith(_CLASS)]:
+        return f"{key}: no class {named[0]!r} is known; give its import path, as package.module.Class."
+    return message if "\n" in message else re.sub(r'^Parser key "([^"]+)":', r"\1:", message)
+
+
+def _innermost(message: str) -> tuple[str, str]:
+    """The name of the option that is wrong, by all parsers around it, and what is said of it."""
+    found: list[tuple[int, str]] = []
+    block: list[str] = []
+    inside = True
+    for line in message.splitlines():
+        indent = len(line) - len(line.lstrip())
+        keys = re.findall(r'Parser key "([^"]+)":', line)
+        if keys:
+            found = [(deep, key) for deep, key in found if deep < indent] + [(indent, key) for key in keys]
+            block, inside = [line.rpartition('":')[2]], True
+        elif found and line.strip() and indent <= found[-1][0]:
+            inside = False
+        elif inside:
+            block.append(line)
+    return ".".join(key for _, key in found), "\n".join(block)
+
+
+def _type(text: str) -> str:
+    if literal := re.fullmatch(r"typing\.Literal\[(.*)\]", text):
+        return f"one of {literal[1]}"
+    plain = re.fullmatch(r"<class '([\w.]+)'>", text)
+    return _TYPES.get(text) or (plain[1] if plain else text)
