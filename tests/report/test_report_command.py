@@ -10,7 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from cli import _COMMANDS, main
+from cli import main
 from swbn_lightning.files.reading import flatten, read_yaml
 from swbn_lightning.runs.checkpoints import read_checkpoint
 from swbn_lightning.runs.record import record_of
@@ -132,14 +132,3 @@ def test_wrong_arguments(arguments, words, tmp_path, monkeypatch, capsys):
         main(["report", *arguments])
     printed = capsys.readouterr()
     assert stopped.value.code == 2 and words in printed.err and "Traceback" not in printed.err + printed.out
-
-
-def test_help_lists_what_is_no_command_of_lightning(capsys):
-    for arguments, words in (
-        (["--help"], [f"swbn {word}" for word in _COMMANDS]),
-        (["report", "--help"], ["--output"]),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        shown = capsys.readouterr().out
-        assert ended.value.code == 0 and all(word in shown for word in words)
