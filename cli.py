@@ -180,7 +180,7 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             trainer_defaults={"log_every_n_steps": _LOG_EVERY},
             args=args,
         )
-    except SIGTERMException:  # which alone would end with 0, as if the training were done
+    except SIGTERMException:  # which by itself would end with 0, as if the training were done
         raise SystemExit(code_after_sigterm()) from None
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.episodes --episodes 10000 --map-episodes 2000 --rounds 1
 
 Random images and features of ``--classes`` classes of ``--images`` each, on which the time does not depend; episodes of
-``--ways``, ``--shots`` and ``--queries``. ``draw`` are index tensors alone. Prototypes, matching and cross attention
+``--ways``, ``--shots`` and ``--queries``. ``draw`` are only index tensors. Prototypes, matching and cross attention
 are drawn and scored from features of 64 numbers, or from maps of 64x8x8. ``images`` are training batches as the model
 gets them (32x32, gathered, cropped, flipped, normalised); ResNet20's training step on such a batch stands beside them.
 

@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--norms", nargs="+", default=NORMS)
     made.add_argument("--batch", type=int, default=128)
     made.add_argument("--graph", action="store_true", help="replay CUDA graphs of whole steps")
-    made.add_argument("--train", action="store_true", help="training steps alone, no inference")
+    made.add_argument("--train", action="store_true", help="only training steps, no inference")
     options = made.parse_args(arguments)
     check_gpu(made, options)
     return options

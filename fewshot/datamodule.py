@@ -30,7 +30,7 @@ class EpisodeBatch(NamedTuple):
 
 
 class EpisodeDataset(EpochDataset[EpisodeBatch]):
-    """``settings.episodes`` episodes; item i is a function of (seed, epoch, i) alone, images included."""
+    """``settings.episodes`` episodes; item i is a function of only (seed, epoch, i), images included."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class EpisodicDataModule(ImageDataModule):
         root: folder of the data set's files; none for glyphs. Which form they have is found by looking.
         image_size: side in pixels; None for the data set's own (28 for glyphs and Omniglot, 32 for CIFAR's, 84 else).
         cache: keep the decoded images on disk for the next run (:class:`~swbn_lightning.data.cache.ImageCache`); as
-            large as they are in memory. Of image files alone: what lies in pickles is decoded already.
+            large as they are in memory. Only of image files: what lies in pickles is decoded already.
         cache_dir: where; None for ``.swbn_cache/`` in the root.
         train: training episodes; they may have other ways and shots than the test.
         val: validation episodes: fixed, at least 600.
-        test: test episodes: fixed. The test classes are read by ``test`` alone.
+        test: test episodes: fixed. Only ``test`` reads the test classes.
         episodes_per_step: training episodes in one optimiser step, each process.
         crop_padding: random crop of the image padded by so many pixels, in training; 0 for none.
         flip: random horizontal flip, in training; not for letters.

@@ -1,6 +1,6 @@
 """Episodes: which classes and which images, as index tensors.
 
-Episode ``i`` is a function of ``(seed, epoch, i)`` alone: no generator is carried from one episode to the
+Episode ``i`` is a function of only ``(seed, epoch, i)``: no generator is carried from one episode to the
 next, so any worker, rank or chunk draws the same ones, and the first hundred of a thousand are the first
 hundred of ten thousand. Random numbers come from a counter-based generator, evaluated for all episodes
 at once.

@@ -1,6 +1,6 @@
 """Whitening normalisation layers for PyTorch, and what trains, measures and compares networks with them.
 
-Importing this loads torch alone: neither Lightning nor matplotlib, which one layer does not need.
+Importing this loads only torch: neither Lightning nor matplotlib, which one layer does not need.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,7 +9,7 @@ from numbers import Integral
 class InputError(ValueError):
     """Something given by the user cannot work; the message says what was given and what would.
 
-    The command line prints the message alone. A ``ValueError``, so that code which uses the
+    The command line prints only the message. A ``ValueError``, so that code which uses the
     layers without the command needs to know nothing of this class.
     """
 

@@ -48,7 +48,7 @@ class LabelledDataset(Dataset[LabelledBatch]):
 
 
 class TrainingDataset(EpochDataset[RawBatch]):
-    """The training split with its augmentation; image i is a function of (seed, epoch, i) alone."""
+    """The training split with its augmentation; image i is a function of only (seed, epoch, i)."""
 
     def __init__(self, image_set: ImageSet, crop_flip: CropFlip, erasing: RandomErasing, seed: int) -> None:
         super().__init__()

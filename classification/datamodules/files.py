@@ -166,7 +166,7 @@ class CIFAR10DataModule(FileDataModule):
     """CIFAR-10: 50,000 + 10,000 photographs of 32x32 pixels in 10 classes.
 
     From ``ROOT/cifar-10-batches-py/``: five training batches, a test batch and the names of the classes. Pickles, read
-    by an unpickler that admits arrays, lists and strings alone.
+    by an unpickler that admits only arrays, lists and strings.
 
     Arguments and errors as :class:`FileDataModule`.
     """
@@ -185,8 +185,8 @@ class CIFAR10DataModule(FileDataModule):
 class CIFAR100DataModule(FileDataModule):
     """CIFAR-100: 50,000 + 10,000 photographs of 32x32 pixels in 100 (fine) classes.
 
-    From ``ROOT/cifar-100-python/``: ``train``, ``test`` and ``meta``. Pickles, read by an unpickler that admits arrays,
-    lists and strings alone.
+    From ``ROOT/cifar-100-python/``: ``train``, ``test`` and ``meta``. Pickles, read by an unpickler that admits only arrays,
+    lists and strings.
 
     Arguments and errors as :class:`FileDataModule`.
     """

@@ -53,7 +53,7 @@ class ImageFiles:
 class ImageFileDataset(EpochDataset[LabelledBatch]):
     """Some of the images, read and transformed one by one.
 
-    With a ``seed`` the transform's random numbers are a function of (seed, epoch, image) alone, whatever worker or
+    With a ``seed`` the transform's random numbers are a function of only (seed, epoch, image), whatever worker or
     process reads the image.
     """
 

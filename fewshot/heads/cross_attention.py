@@ -186,7 +186,7 @@ def _normalized_mean(attention: Tensor, maps: Tensor) -> Tensor:
 
 
 def _check_several_values(norm: nn.Module) -> None:
-    """A pair is a vector of channels: of one channel alone there is nothing to normalise."""
+    """A pair is a vector of channels: with one channel there is nothing to normalise."""
     single = isinstance(norm, nn.GroupNorm) and norm.num_groups == norm.num_channels
     if single or isinstance(norm, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d):
         raise InputError(

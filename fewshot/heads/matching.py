@@ -112,7 +112,7 @@ class FullContext(nn.Module):
     def _read(self, support: Tensor, query: Tensor) -> Tensor:
         """Query embeddings ``[E, M, C]``; ``support`` is ``g``.
 
-        The cell's products, taken apart: what of its gates comes from ``f'(x)`` alone is the same at every step, also
+        The cell's products, taken apart: what of its gates comes only from ``f'(x)`` is the same at every step, also
         through ``h = output + f'(x)``; and what comes from the reading is the attention's mean of the products of
         ``g`` with the weights, of which there are fewer than readings. The first reading needs no attention.
         """

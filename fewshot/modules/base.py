@@ -232,7 +232,7 @@ class EpisodicModule(TrainingModule):
             "classes": len(labels),
             "images": len(tasks.taskset.dataset),
             "tasks": "learn2learn, one by one",
-            # The classes drawn stand for the tasks, which the seed alone does not tell.
+            # The classes drawn stand for the tasks, which the seed does not tell.
             "episodes_id": episodes_identity(classes[first].flatten(), self.class_names(split), s, data.eval_seed),
         }
         return result, facts

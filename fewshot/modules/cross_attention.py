@@ -24,7 +24,7 @@ class CrossAttentionNetwork(EpisodicModule):
 
     The loss is ``global + 0.5 * episodic``, both cross-entropies averaged over queries and positions: a linear
     classifier of all training classes on the query map that its true class attended (section 5 of the paper), and the
-    cosine of every query position with the pooled class vectors. Evaluation needs the head alone.
+    cosine of every query position with the pooled class vectors. Evaluation needs only the head.
 
     Head and classifier depend on the size of the maps and on the number of training classes. Both are taken from the
     data when training starts, and from the weights when a checkpoint is loaded.

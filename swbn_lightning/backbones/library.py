@@ -24,7 +24,7 @@ _OLDEST_TIMM = (1, 0, 26)  # before, it loads pickles that may run code (weights
 class LibraryBackbone(Backbone):
     """A network of another package without its last linear layer: features are what that layer would get.
 
-    Its norms come in by :func:`~swbn_lightning.convert_norms`; with norm ``"bn"`` alone the network stays as it is.
+    Its norms come in by :func:`~swbn_lightning.convert_norms`; only with norm ``"bn"`` the network stays as it is.
 
     Args:
         norm: makes the layers that take BatchNorm's place.

@@ -23,7 +23,7 @@ _FORMAT = 1  # raised when the same files would decode to other pixels
 
 
 class ImageCache:
-    """Decoded splits as ``.npy`` files, which hold numbers alone: loading one runs no code.
+    """Decoded splits as ``.npy`` files, which hold only numbers: loading one runs no code.
 
     A file is named for the data, the image size and the channels, and by a digest of the path below the root, the size
     and the time of change of every image file. So another picture, one more or one less is noticed without reading

@@ -82,7 +82,7 @@ def glyphs(
         images_per_class: at least 1. Default 24, two drawings in each face.
         seed: not negative. The same split, sizes and seed give the same images on one platform; a split's
             images do not depend on whether another split was drawn before.
-        num_classes: the first so many classes alone; their images are those that they have among all. None for all.
+        num_classes: only the first so many classes; their images are those that they have among all. None for all.
 
     Returns:
         ``ImageSet`` named ``glyphs/<split>``, images uint8 ``[classes * images_per_class, 1, image_size,

@@ -2,7 +2,7 @@
 
 The format: two zero bytes, a type, the number of dimensions, each dimension as four bytes with the highest first, then
 the values, last dimension fastest (the description at the end of LeCun, Cortes & Burges, "The MNIST database of
-handwritten digits"). Read here rather than through torchvision, which reads plain files alone and fails on a truncated
+handwritten digits"). Read here rather than through torchvision, which reads only plain files and fails on a truncated
 one with an assertion.
 """
 

@@ -46,7 +46,7 @@ class EpochSampler(DistributedSampler[Item]):
     """Shards a data set over processes, and passes on the epoch, which Lightning announces to samplers."""
 
     dataset: EpochDataset[Item]
-    #: So many items are passed over by the next iteration (and by it alone).
+    #: The next iteration (and only that one) skips so many items.
     start = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -75,7 +75,7 @@ class ResumableLoader(StayingLoader):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"generator": torch.Generator(), **kwargs})
         self._state = {"epoch": 0, "batches": 0}
-        self._loaded: dict[str, int] | None = None  # for the next iteration alone
+        self._loaded: dict[str, int] | None = None  # only for the next iteration
 
     def state_dict(self) -> dict[str, int]:
         return dict(self._state)

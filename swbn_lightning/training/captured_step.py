@@ -92,7 +92,7 @@ class CapturedStep:
             if changed:
                 raise InputError(
                     f"cuda_graph: {', '.join(changed)} of the optimiser changed during training, but a captured step "
-                    "follows the learning rate alone; use cuda_graph: false."
+                    "follows only the learning rate; use cuda_graph: false."
                 )
 
     def _step(self, batch: Any) -> tuple[Tensor, ...]:

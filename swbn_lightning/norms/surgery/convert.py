@@ -120,7 +120,7 @@ def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Modul
         model: holds the layer.
         before: name of a linear or convolution layer, as in ``model.named_modules()``.
         factory: makes the new layer, for as many channels as that one takes. A whitening layer before a linear one
-            takes ``[N, C]`` alone: in ``[N, T, C]`` the channels would be the wrong dimension.
+            takes only ``[N, C]``: in ``[N, T, C]`` the channels would be the wrong dimension.
 
     Raises:
         InputError: no such name (with the nearest one), or a layer that does not say how many channels it takes.

@@ -31,7 +31,7 @@ class Dataflow:
     """What tracing a network has shown."""
 
     before: dict[str, str] = field(default_factory=dict)
-    """A norm to the layer whose output is used by this norm alone, while the norm uses nothing else."""
+    """A norm to the layer whose output only this norm uses, while the norm uses nothing else."""
     read: set[str] = field(default_factory=set)
     """Norms whose parameters are used by something else than their own forward."""
     untraced: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ def _source(node: fx.Node, called: dict[fx.Node, nn.Module]) -> nn.Module | None
 
 
 def _only_user(node: fx.Node, called: dict[fx.Node, nn.Module], left: set[fx.Node]) -> nn.Module | None:
-    """The norm that alone uses a layer's output."""
+    """The only norm that uses a layer's output."""
     while len(node.users) == 1 and node not in left:
         node = next(iter(node.users))
         found = called.get(node)

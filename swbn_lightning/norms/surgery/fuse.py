@@ -46,7 +46,7 @@ def fuse_norms(model: nn.Module) -> nn.Module:
 
     What feeds what is found by :mod:`torch.fx`, with flags and optional arguments of the forward both ways. Parts of a
     network that it cannot trace (control flow that depends on values) are named in the report and looked at child by
-    child. It is taken for granted that such a part does not reach into a child to use one of the child's layers alone.
+    child. It is assumed that such a part does not reach into a child and use only one of the child's layers.
     A folded weight is rounded once, to its layer's dtype: fuse in float32 and cast afterwards.
 
     Returns:

@@ -93,7 +93,7 @@ def covariance_kernel(
     x, mean, rstd, partial, n, rows_each,
     d: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``xs^T xs`` of each part of the rows; the blocks on and below the diagonal alone."""
+    """``xs^T xs`` of each part of the rows; only the blocks on and below the diagonal."""
     tile, part = tl.program_id(0), tl.program_id(1)
     TILES: tl.constexpr = (d + BLOCK_D - 1) // BLOCK_D
     i = 0
