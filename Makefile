@@ -1,6 +1,7 @@
 # Commands for a fresh machine with Python 3.11+, git and a package index:
 #   make quickstart    train a prototypical network with SWBN layers, test it on letters never seen, write a report page
 #   make test          lint, type check, tests
+#   make docs          build the documentation site in build/site
 #   make learn2learn   build learn2learn for this Python and install it (needs a C++ compiler); nothing else needs it
 PYTHON ?= python3
 WORKERS ?= 2
@@ -16,7 +17,7 @@ LEARN2LEARN_STAMP := $(VENV)/.learn2learn-$(LEARN2LEARN)
 BUILDER := $(VENV)/learn2learn-builder
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: quickstart test test-slow lint learn2learn clean
+.PHONY: quickstart test test-slow lint docs learn2learn clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,6 +44,15 @@ $(LEARN2LEARN_STAMP): | $(STAMP)
 	$(BIN)/python -c 'import learn2learn'
 	rm -rf $(BUILDER)
 	touch $@
+
+DOCS_STAMP := $(VENV)/.docs
+
+$(DOCS_STAMP): pyproject.toml | $(STAMP)
+	$(BIN)/python $(PIP) install -e '.[docs]'
+	touch $@
+
+docs: $(DOCS_STAMP)
+	$(BIN)/sphinx-build --builder html --fail-on-warning --keep-going --quiet docs build/site
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

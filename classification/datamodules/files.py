@@ -185,8 +185,8 @@ class CIFAR10DataModule(FileDataModule):
 class CIFAR100DataModule(FileDataModule):
     """CIFAR-100: 50,000 + 10,000 photographs of 32x32 pixels in 100 (fine) classes.
 
-    From ``ROOT/cifar-100-python/``: ``train``, ``test`` and ``meta``. Pickles, read by an unpickler that admits only arrays,
-    lists and strings.
+    From ``ROOT/cifar-100-python/``: ``train``, ``test`` and ``meta``. Pickles, read by an unpickler that admits only
+    arrays, lists and strings.
 
     Arguments and errors as :class:`FileDataModule`.
     """
