@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
@@ -18,7 +18,8 @@ import fewshot  # noqa: F401
 from fewshot.prediction import PredictionTable
 from fewshot.saving import EpisodeFiles
 from swbn_lightning.command import parts, settings
-from swbn_lightning.command.messages import errors_as_messages, say_less
+from swbn_lightning.command.help import CommandParser, about
+from swbn_lightning.command.messages import errors_as_messages, say_less, say_less_of_own_models
 from swbn_lightning.command.model import classes_made_with_care
 from swbn_lightning.command.overview import answer
 from swbn_lightning.command.run_files import RunConfiguration, RunFilesToLoggers, remove_if_nothing_came
@@ -28,16 +29,19 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten, parse_yaml
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
+from swbn_lightning.training.callbacks.progress import BriefModelSummary, progress
 from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from swbn_lightning.training.callbacks.result_table import ResultTable
 from swbn_lightning.training.callbacks.run_file import RunFile
 from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from swbn_lightning.training.callbacks.stop_together import StopTogether
 from swbn_lightning.training.callbacks.update_norms import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
-_BEST = "epoch{epoch:03d}-accuracy{val/accuracy:.4f}"
-_EVERY = "epoch{epoch:03d}-step{step:06d}"  # of a checkpoint that nothing is monitored for; no two are of one step
+# By steps, of which no two files have the same: Lightning's epochs count from 0 here, and from 1 in all that is shown.
+_BEST = "step{step:06d}-accuracy{val/accuracy:.4f}"
+_EVERY = "step{step:06d}"  # of a checkpoint that nothing is monitored for
 _DEFAULTS = {
     "checkpoint": {"monitor": "val/accuracy", "mode": "max", "filename": _BEST, "auto_insert_metric_name": False}
 }
@@ -72,8 +76,7 @@ class SwbnCLI(LightningCLI):
         self._command_line = shlex.join(["swbn", *words])
         own = self.config[command := self.config.subcommand]
         settings.settle(own, command, words)
-        probing = bool(own.trainer.fast_dev_run)
-        self._checkpoint = settings.checkpoint_to_load(own.get("ckpt_path"), command, probing)
+        self._checkpoint = settings.checkpoint_to_load(own, command)
         own.ckpt_path = None  # else Lightning would now have jsonargparse import and call whatever a checkpoint names
 
     def before_instantiate_classes(self) -> None:
@@ -82,6 +85,10 @@ class SwbnCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         with classes_made_with_care(self.parser, self.config[self.subcommand]):
             super().instantiate_classes()
+        if isinstance(self.model, TrainingModule):
+            say_less_of_own_models()
+            if "verbose" in (own := self.config_init[self.subcommand]):
+                own.verbose = False  # else Lightning shows what stands in the table of results, too
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         made = self.config_init[self.subcommand]
@@ -102,7 +109,9 @@ class SwbnCLI(LightningCLI):
         made, logs = self.config_init[self.subcommand], bool(config.get("logger"))
         callbacks: list[pl.Callback] = [made.whiteness]
         if config.get("enable_progress_bar") is not False:
-            callbacks.append(RichProgressBar())
+            callbacks.append(progress())
+        if config.get("enable_model_summary") is not False:
+            callbacks.append(BriefModelSummary())
         if logs:
             callbacks.append(LearningRateMonitor())
         callbacks += [RunFile(self._command_line, self._flat_settings), made.finite, RandomStreams(), StopTogether()]
@@ -164,7 +173,7 @@ def _run_lightning(args: Sequence[str] | None) -> None:
     else:
         args = settings.without_alias(args)
     say_less()
-    quiet = {"exit_on_error": False}  # it would show all options first
+    quiet: dict[str, Any] = {"exit_on_error": False}  # it would show all options first
     try:
         SwbnCLI(
             pl.LightningModule,
@@ -176,7 +185,8 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
             load_from_checkpoint_support=False,  # see SwbnCLI.parse_arguments
-            parser_kwargs={"prog": "swbn", **quiet, **dict.fromkeys(LightningCLI.subcommands(), quiet)},
+            parser_class=CommandParser,
+            parser_kwargs={"prog": "swbn", **quiet, **{c: quiet | about(c) for c in LightningCLI.subcommands()}},
             trainer_defaults={"log_every_n_steps": _LOG_EVERY},
             args=args,
         )

@@ -74,7 +74,7 @@ def make_fit(folder, norm="bn", seed=0, epochs=3, first=0, finished=True, settin
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "best.ckpt").write_bytes(b"")
     if finished:
-        best = {"split": f"val (best, epoch {first + epochs - 1})", "epoch": first + epochs - 1, "episodes": 600}
+        best = {"split": f"val (best, epoch {first + epochs})", "epoch": first + epochs - 1, "episodes": 600}
         best |= {"accuracy": 0.5 + 0.1 * (first + epochs - 1) + 0.01 * seed, "ci95": 0.0123, "loss": 1.5}
         results = {"results": [best], "completed": True, "fit_seconds": 77.0, "epoch_seconds": [5.0]}
         change(folder / "results.json", **results, best_checkpoint="checkpoints/best.ckpt")

@@ -155,7 +155,7 @@ def test_the_table(run, capsys):
     assert re.search(r"│ accuracy ± 95% interval +│ +\d+\.\d\d ± \d+\.\d\d % │", printed)
     assert re.search(r"│ whiteness distance, start → end │ +\d+\.\d\d → \d+\.\d\d │", printed)
     assert re.search(
-        rf"checkpoint: {re.escape(str(folder))}/version_\d+/checkpoints/epoch\d+-accuracy0\.\d+\.ckpt", printed
+        rf"checkpoint: {re.escape(str(folder))}/version_\d+/checkpoints/step\d+-accuracy0\.\d+\.ckpt", printed
     )
 
 
@@ -183,7 +183,7 @@ def test_last_is_the_last_epoch_and_best_the_kept_one(run):
     worse = folder.parent / "worse" / "version_0"
     told = results(worse)
     best, last = told["results"]
-    assert best["epoch"] == 0 and last["epoch"] == 2 and "epoch000" in told["best_checkpoint"]
+    assert best["epoch"] == 0 and last["epoch"] == 2 and "step000003" in told["best_checkpoint"]
     assert {p.name for p in (worse / "checkpoints").iterdir()} == {Path(told["best_checkpoint"]).name, "last.ckpt"}
     assert torch.load(worse / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 2
     # The table's whiteness is that of the checkpoint named beside it.

@@ -58,7 +58,7 @@ def test_curves_with_bands(measure, times):
         np.testing.assert_allclose(line.get_ydata(), mean)
         assert line.get_linestyle() == ("-" if name.startswith("val") else "--")
         outline = band.get_paths()[0].vertices
-        for x, low, high in zip(EPOCHS, mean - std, mean + std, strict=True):
+        for x, low, high in zip(EPOCHS, np.maximum(mean - std, 0), mean + std, strict=True):
             at = outline[outline[:, 0] == x, 1]
             assert at.min() == pytest.approx(low) and at.max() == pytest.approx(high)
     assert [line.get_color() for line in lines] == [OKABE_ITO[0]] * 2 + [OKABE_ITO[1]] * 2
@@ -66,6 +66,18 @@ def test_curves_with_bands(measure, times):
     assert labels == ["bn (4 runs)", "swbn-fro (4 runs)", "validation", "training"]
     assert axes.get_xlabel() == "epochs trained" and axes.get_ylabel() in ("loss", "accuracy, %")
     assert_nothing_is_cut_off(figure)
+
+
+def test_the_legend_has_markers_where_the_lines_have():
+    def markers(epochs):
+        made = [Group(name, [{"val/loss": dict.fromkeys(range(epochs), 1.0)}]) for name in ("a", "b")]
+        (axes,) = curves(made, "loss").axes
+        drawn = [line.get_marker() for line in axes.get_lines()]
+        *groups, split = (handle.get_marker() for handle in axes.get_legend().legend_handles)
+        assert drawn == groups
+        return drawn, split
+
+    assert markers(25) == (["o", "s"], "o") and markers(26) == (["", ""], "")
 
 
 def test_single_runs_have_no_band_and_missing_quantities_no_line():

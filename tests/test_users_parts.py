@@ -123,7 +123,8 @@ class Look(pl.Callback):
 
 
 @pytest.mark.parametrize("given, name, ours", [
-    (["TQDMProgressBar"], "TQDMProgressBar", "RichProgressBar"),
+    (["TQDMProgressBar"], "TQDMProgressBar", "ProgressLines"),
+    (["RichModelSummary"], "RichModelSummary", "BriefModelSummary"),
     (["ModelCheckpoint", "--trainer.callbacks.monitor=val/loss"], "ModelCheckpoint", None),
     (["WhitenessMonitor", "--trainer.callbacks.every_n_epochs=0"], "WhitenessMonitor", None),
     (["StopOnNonFinite"], "StopOnNonFinite", None),

@@ -16,14 +16,22 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import forgiving_screen
 
-# Said about data that lie in memory and about runs that are short on purpose.
+# What the command's user can do nothing about, or has asked for: text, module that says it, and why it is left out.
 _NOISE = (
-    ".*does not have many workers.*",
-    ".*number of training batches.*logging interval.*",
-    ".*dirpath has changed.*",  # a test has a folder of its own; the training's is another
-    ".*LeafSpec.*",  # from inside Lightning
-    ".*Total length of `list` across ranks is zero.*",  # no validation, as the data module was told
+    (".*does not have many workers", "pytorch_lightning", "the data lie in memory"),
+    ("The number of training batches .* logging interval", "pytorch_lightning", "a run that is short on purpose"),
+    ("The dirpath has changed", "pytorch_lightning", "a test has a folder of its own; the training's is another"),
+    ("Total length of `list` across ranks is zero", "pytorch_lightning", "no validation, as the data module was told"),
+    (r"`isinstance\(treespec, LeafSpec\)` is deprecated", "pytorch_lightning", "torch's, of Lightning 2.6.6"),
+    (
+        r"torch\.distributed\.nn\.functional\.all_gather is deprecated",
+        "lightning_fabric",
+        "torch's, of Lightning 2.6.6",
+    ),
+    (r"`torch\._prims_common\.check` is deprecated", "torch", "torch's, of its own compiler (2.14)"),
 )
+# An advertisement; that the command gives the trainer its summary.
+_UNSAID = ("Tip: For seamless cloud", "Trainer already configured with model summary callbacks")
 # Lightning's, once there are batches and metrics, and torch's, of weights that do not fit.
 _MISTAKES = ("`val_check_interval`", "Early stopping conditioned on", "Error(s) in loading state_dict")
 
@@ -32,10 +40,15 @@ def say_less() -> None:
     """From now on, leave out warnings that tell the command's user nothing, and print the others safely."""
     # Lightning 2.6 uses calls of jsonargparse 4 that version 5, outside our range, removes.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    for message in _NOISE:
-        warnings.filterwarnings("ignore", message)
+    for message, package, _ in _NOISE:
+        warnings.filterwarnings("ignore", message, module=rf"{package}(\.|$)")
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_to_be_said)
     warnings.formatwarning = _printable_warning
+
+
+def say_less_of_own_models() -> None:
+    """Leave out a warning of images that count twice: these models take each once, in however many processes."""
+    warnings.filterwarnings("ignore", "Using `DistributedSampler` with the dataloaders", module="pytorch_lightning")
 
 
 @contextmanager
@@ -76,9 +89,9 @@ def printable_lines(text: str) -> str:
 
 
 def _to_be_said(record: logging.LogRecord) -> bool:
-    """Whether a message of Lightning's is none that advertises; and no name in it acts on the terminal."""
+    """Whether a message of Lightning's tells the user something; and no name in it acts on the terminal."""
     record.msg, record.args = printable_lines(record.getMessage()), ()
-    return "Tip: For seamless cloud" not in record.msg
+    return not any(words in record.msg for words in _UNSAID)
 
 
 def _printable_warning(message: Any, category: type[Warning], filename: str, lineno: int, line: Any = None) -> str:

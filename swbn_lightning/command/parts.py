@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import LearningRateFinder, ProgressBar
+from pytorch_lightning.callbacks import LearningRateFinder, ModelSummary, ProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -15,6 +15,8 @@ from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.runs.folders import new_run_folder
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
+
+_ONE_OF_A_KIND: tuple[type[pl.Callback], ...] = (ProgressBar, ModelSummary)  # of which a trainer has one at most
 
 
 def as_list(given: Any) -> list[Any]:
@@ -65,7 +67,7 @@ def callbacks(given: Any, own: Sequence[pl.Callback], changed: Mapping[type, Seq
             "give --model.optimizer.lr what it suggests."
         )
     for callback in own:
-        kind: type = ProgressBar if isinstance(callback, ProgressBar) else type(callback)
+        kind = next((base for base in _ONE_OF_A_KIND if isinstance(callback, base)), type(callback))
         # That of the last epoch, to go on from, is another kind than one that keeps the best.
         by = [c for c in theirs if isinstance(c, kind) and isinstance(c, LastCheckpoint) == (kind is LastCheckpoint)]
         if not by:

@@ -16,6 +16,7 @@ from swbn_lightning.files.reading import read_yaml
 from swbn_lightning.runs.checkpoints import find_checkpoint
 
 _NORMS = {"norm": "norm_args", "fusion_norm": "fusion_norm_args"}  # arguments of models
+_PREFERENCES = ("best", "last")  # Lightning's words for a checkpoint
 
 
 def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
@@ -31,15 +32,18 @@ def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
         _settle_checkpoints(own.checkpoint, own.trainer)
 
 
-def checkpoint_to_load(path: Any, command: str, probing: bool) -> str | None:
+def checkpoint_to_load(own: Namespace, command: str) -> str | None:
     """The file that ``ckpt_path`` means; None where none is given and none is needed (``fast_dev_run`` is probing)."""
+    path = own.get("ckpt_path")
     if path is None:
-        if command != "fit" and not probing:
+        if command != "fit" and not own.trainer.fast_dev_run:
             raise InputError(
                 f"{command} needs the weights of a trained model: --ckpt_path runs/NAME (the best checkpoint of "
                 "the newest run of that name) or a .ckpt file."
             )
         return None
+    if path in _PREFERENCES and not Path(path).exists():
+        return str(find_checkpoint(Path(own.run.root, own.run.name), path))
     return str(find_checkpoint(path, "last" if command == "fit" else "best"))
 
 

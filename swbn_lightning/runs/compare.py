@@ -8,7 +8,7 @@ hard for both. In the mean of the differences it cancels, so the interval of tha
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -76,7 +76,7 @@ def main(args: Sequence[str]) -> None:
     for setting in dict.fromkeys(line.setting for line in lines):
         own = [line for line in lines if line.setting == setting]
         console.print(_table(setting, own))
-        for note in _notes(own):
+        for note in notes(own):
             console.print(note, highlight=False, markup=False, soft_wrap=True)
     if path is not None:
         console.print(f"written: {printable(path)}", highlight=False, markup=False, soft_wrap=True)
@@ -110,6 +110,15 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
         _check_same_episodes(setting, of_runs)
         lines += _lines(setting, of_runs)
     return lines
+
+
+def compare_tests(contestants: Iterable[tuple[str, Mapping[str, list[SavedTest]]]]) -> list[list[Comparison]]:
+    """The same of labels and their tests by setting: a table of lines for those that share their episodes."""
+    alike: dict[tuple[str, str], list[tuple[str, list[SavedTest]]]] = {}
+    for label, tests in contestants:
+        for setting, own in tests.items():
+            alike.setdefault((setting, own[0].episodes_id), []).append((label, own))
+    return [_lines(setting, of_runs) for (setting, _), of_runs in alike.items() if len(of_runs) > 1]
 
 
 def as_csv(lines: Sequence[Comparison]) -> str:
@@ -218,33 +227,34 @@ def _percent(found: Interval | None, sign: str) -> str:
     return f"{100 * found.mean:{sign}.2f}{half}"
 
 
-def _notes(lines: list[Comparison]) -> list[str]:
+def notes(lines: Sequence[Comparison]) -> list[str]:
+    """What has to be known to read the lines of one setting."""
     base, *others = lines
-    notes = []
+    said = []
     if any(len(line.seeds) == len(base.seeds) == 1 for line in others):
-        notes.append(
+        said.append(
             "Of one training seed the interval is over episodes: it says whether these trained networks differ, not "
             "whether another training seed would give the same."
         )
     for line in others:
         if line.paired_seeds and len(line.paired_seeds) < max(len(line.seeds), len(base.seeds)):
             seeds = ", ".join(map(str, line.paired_seeds))
-            notes.append(
+            said.append(
                 f"The difference of {line.label} is of the seeds that {base.label} has, too: {seeds}. Accuracies are "
                 "of all seeds of each, so theirs is another difference."
             )
     if any(line.difference and line.difference.over_both for line in others):
-        notes.append(
+        said.append(
             "Seeds share their test episodes, so what decides is the interval for other seeds and other episodes: over "
             "seeds only, the episodes' luck would not show, and over episodes only, the seeds' would not."
         )
     if base.comparisons > 1:
         chance = 1 - CONFIDENCE
-        notes.append(
+        said.append(
             f"{base.comparisons} comparisons in one table: where nothing differs, {base.comparisons} times "
             f"{100 * chance:.0f} % of them are expected to look distinguishable. The last column is corrected for that "
             f"(Bonferroni: each at {100 * corrected(base.comparisons):.2f} %)."
         )
     if any(not line.paired_seeds for line in others):
-        notes.append("Runs without a training seed in common are paired by episodes only.")
-    return notes
+        said.append("Runs without a training seed in common are paired by episodes only.")
+    return said

@@ -7,7 +7,7 @@ the function beside it makes. Nothing here opens a window or touches ``pyplot``.
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ MEASURES = {
 }
 UNITS = {"epoch": "epochs trained", "step": "steps trained"}
 _AXES = {"loss": "loss", "accuracy": "accuracy, %"}
-_SPLITS = {"val": "validation", "test": "test, which chooses nothing", "train": "training"}
+SPLITS = {"val": "validation", "test": "test, which chooses nothing", "train": "training"}
 _DASHES: dict[str, Literal["-", "-.", "--"]] = {"val": "-", "test": "-.", "train": "--"}
 _FEW_POINTS = 25  # up to which each gets a marker
 MOST_POINTS = 2_000  # of a line; more than a picture has pixels
@@ -90,18 +90,20 @@ def curves(groups: Sequence[Group], measure: str, unit: str = "epoch") -> Figure
     if not has_curves(groups, measure):
         raise InputError(f"no {measure} to draw: none of {len(groups)} groups has logged it.")
     columns = 2 if max(len(_name(group)) for group in groups) < 24 else 1
-    figure = new_figure(5.2, 3.2 + 0.17 * math.ceil((len(groups) + len(_SPLITS)) / columns))
+    figure = new_figure(5.2, 3.2 + 0.17 * math.ceil((len(groups) + len(SPLITS)) / columns))
     axes = figure.subplots()
+    marked: set[int | str] = set()  # groups and splits of which a line has markers
     for number, group in enumerate(groups):
         for quantity in MEASURES[measure]:
             if points := course(group, quantity):
                 _draw_course(axes, points, quantity, _style(number))
+                marked |= {number, quantity.partition("/")[0]} if len(points) <= _FEW_POINTS else set()
     axes.set_xlabel(UNITS[unit], fontsize=10)
     axes.set_ylabel(_AXES[measure], fontsize=10)
     whole_numbers(axes)
     _plain_axes(axes)
     axes.legend(
-        handles=_legend(groups, measure), loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8,
+        handles=_legend(groups, measure, marked), loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8,
         frameon=False, borderpad=0,
     )  # fmt: skip
     return figure
@@ -128,16 +130,20 @@ def has_curves(groups: Sequence[Group], measure: str) -> bool:
 
 
 def accuracy_intervals(rows: Sequence[Accuracy]) -> Figure:
-    """Accuracies with the 95% intervals of the tests, a panel a setting; of several seeds also mean ± deviation."""
+    """Accuracies with the 95% intervals of the tests, a panel a setting; of several seeds also mean ± deviation.
+
+    Thin marks are single tests, thick ones the mean of several.
+    """
     labels, settings = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("label", "setting"))
-    figure = new_figure(2.4 + 3.0 * len(settings), 1.3 + 0.42 * len(labels))
+    figure = new_figure(max(8.4, 2.4 + 3.0 * len(settings)), 1.1 + 0.42 * len(labels))
     grid = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
     for axes, setting in zip(grid, settings, strict=True):
         for place, label in enumerate(labels):
             own = [row for row in rows if (row.label, row.setting) == (label, setting)]
             _draw_tests(axes, place, own)
         axes.set_title(textwrap.fill(plain_text(setting, 100), 32), fontsize=10)
-        axes.set_xlabel("accuracy, %\n(thin: one test and its 95% interval;\nthick: mean ± std of several)", fontsize=8)
+        axes.set_xlabel("accuracy, %", fontsize=8)
+        axes.set_xlim(left=max(0.0, axes.get_xlim()[0]))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         _plain_axes(axes)
     grid[0].set_yticks(range(len(labels)), [plain_text(label) for label in labels], fontsize=9)
@@ -178,7 +184,9 @@ def _draw_course(axes: Axes, points: Sequence[Point], quantity: str, style: dict
     axes.plot(x, mean, linestyle=_DASHES[split], linewidth=width, markersize=3.5, markerfacecolor=face, **style)
     spread = [times * (point.std or 0.0) for point in points]
     if any(spread):
-        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+        pairs = list(zip(mean, spread, strict=True))
+        low = [m - s if m < 0 else max(0.0, m - s) for m, s in pairs]  # neither losses nor accuracies are below zero
+        high = [m + s for m, s in pairs]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.1 if train else 0.18, linewidth=0)
 
 
@@ -196,17 +204,18 @@ def _draw_tests(axes: Axes, place: int, rows: Sequence[Accuracy]) -> None:
         )
 
 
-def _legend(groups: Sequence[Group], measure: str) -> list[Line2D]:
-    """A line for each group, in its colour and with its marker, and one for each split that is there."""
-    lines = [
-        Line2D([], [], linewidth=1.6, markersize=4, label=_name(group), **_style(number))
-        for number, group in enumerate(groups)
-    ]
-    for split, words in _SPLITS.items():
+def _legend(groups: Sequence[Group], measure: str, marked: Container[int | str]) -> list[Line2D]:
+    """A line for each group, in its colour, and one for each split that is there; with markers as they have them."""
+    lines = []
+    for number, group in enumerate(groups):
+        style = _style(number) if number in marked else {**_style(number), "marker": ""}
+        lines.append(Line2D([], [], linewidth=1.6, markersize=4, label=_name(group), **style))
+    for split, words in SPLITS.items():
         if any(_has(group, f"{split}/{measure}") for group in groups):
             face = "white" if split == "train" else "#555555"
+            marker = "o" if split in marked else ""
             lines.append(
-                Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, marker="o", markersize=4,
+                Line2D([], [], color="#555555", linestyle=_DASHES[split], linewidth=1.4, marker=marker, markersize=4,
                        markerfacecolor=face, label=words)
             )  # fmt: skip
     return lines

@@ -1,6 +1,6 @@
 """Tests of episodes: which there are below a path, and the accuracy of each episode."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -37,16 +37,26 @@ def find_tests(path: Path) -> dict[str, list[SavedTest]]:
             differ in more than their seeds, or several tests of which the newest is not known.
     """
     folders = find_runs([path])
-    trainings = as_trainings(read_runs(folders))
-    tests = [test for own in trainings for run in own.tests if (test := _read(run, own)) is not None]
-    if not tests:
+    found = tests_of(as_trainings(read_runs(folders)), path)
+    if not found:
         raise InputError(
             f"compare: {path} holds no test of episodes ({len(folders)} runs, none with {EPISODES_FILE}). "
             "`swbn test --config FILE --ckpt_path RUN` of a few-shot run writes them."
         )
+    return found
+
+
+def tests_of(trainings: Iterable[Training], path: Path) -> dict[str, list[SavedTest]]:
+    """The same of trainings that were read already; ``path`` is what a message names.
+
+    Raises:
+        InputError: as :func:`find_tests`, but for no tests.
+    """
     found: dict[str, list[SavedTest]] = {}
-    for test in tests:
-        found.setdefault(test.setting, []).append(test)
+    for own in trainings:
+        for run in own.tests:
+            if (test := _read(run, own)) is not None:
+                found.setdefault(test.setting, []).append(test)
     return {setting: _newest_of_each_seed(path, own) for setting, own in found.items()}
 
 

@@ -4,8 +4,9 @@ Each function says what it is for and why no public way serves. ``tests/test_hou
 elsewhere. To be looked through again when the bounds of ``pytorch-lightning`` in ``pyproject.toml`` move.
 """
 
+import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -84,3 +85,13 @@ def begin_validation_anew(trainer: pl.Trainer) -> None:
     progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
     progress.reset()
     progress.total.ready = progress.total.started = 1  # type: ignore[attr-defined]
+
+
+def set_help(parser: argparse.ArgumentParser, words: Mapping[str, str]) -> None:
+    """Give options their help. Those of the trainer's methods take theirs from Lightning's docstrings.
+
+    Neither Lightning nor argparse has a public way from an option's name to the option.
+    """
+    for action in parser._actions:
+        for name in words.keys() & set(action.option_strings):
+            action.help = words[name]

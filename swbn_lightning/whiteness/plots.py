@@ -42,7 +42,8 @@ def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: b
     (dark, as in the paper) to 1; constant channels, which have none, are gray.
 
     Args:
-        columns: a model's name, of any length, to its maps, under ``"before"``, ``"after"`` or both.
+        columns: a model's name, of any length (none if a single one needs no title), to its maps, under ``"before"``,
+            ``"after"`` or both.
         signed: draw signed correlations, from -1 (blue) to 1 (red).
 
     Raises:
@@ -53,7 +54,7 @@ def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: b
     stages = [stage for stage in STAGES if any(stage in maps for maps in columns.values())]
     single = len(columns) == 1
     rows, cols = (1, len(stages)) if single else (len(stages), len(columns))
-    figure = new_figure(2.35 * cols + 1.2, 2.4 * rows + 0.5)
+    figure = new_figure(3.4 * cols + 1.3, 3.6) if single else new_figure(2.35 * cols + 1.2, 2.4 * rows + 0.5)
     grid = figure.subplots(rows, cols, squeeze=False)
     image = None
     titles = short_names(list(columns), _TITLE)
@@ -70,7 +71,8 @@ def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: b
                 axes.set_title(title, fontsize=11)
     if single:
         grid[0, 0].set_ylabel("channel", fontsize=10)
-        figure.suptitle(plain_text(next(iter(columns)), _LONG_TITLE), fontsize=11)
+        if title := next(iter(columns)):
+            figure.suptitle(plain_text(title, _LONG_TITLE), fontsize=11)
     else:
         for row, stage in enumerate(stages):
             _say_epochs(grid[row], [maps.get(stage) for maps in columns.values()])

@@ -40,7 +40,7 @@ def test_a_run_without_validation_keeps_the_last_epoch(tiny_mnist, capsys, recwa
     given = arguments("MNIST", f"--data.root={tiny_mnist}", "--data.val_share=0")
     main(["fit", *given])
     printed = capsys.readouterr().out
-    assert "train (last, epoch 1)" in printed and "% while training" in printed
+    assert "train (last, epoch 2)" in printed and "% while training" in printed
     assert "last checkpoint: runs/run/version_0/checkpoints/last.ckpt" in printed
     assert [path.name for path in Path("runs/run/version_0/checkpoints").iterdir()] == ["last.ckpt"]
     content = results(0)
@@ -66,7 +66,7 @@ def test_with_validation_the_best_epoch_is_kept_and_the_test_is_on_other_images(
     given = arguments("FashionMNIST", f"--data.root={tiny_mnist}", "--trainer.max_epochs=1")
     main(["fit", *given])
     content = results(0)
-    assert content["best_checkpoint"].startswith("checkpoints/epoch000-accuracy")
+    assert content["best_checkpoint"].startswith("checkpoints/step")
     assert content["results"][0]["images"] == 20
     main(["test", *given, "--ckpt_path=runs/run"])
     assert results(1)["results"][0]["images"] == 41

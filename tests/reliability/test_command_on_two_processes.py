@@ -20,8 +20,8 @@ SMALL = [
 CPU = ["--trainer.accelerator=cpu", "--trainer.sync_batchnorm=false"]
 
 
-def start(folder, *arguments, launcher=("-m",)):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+def start(folder, *arguments, launcher=("-m",), **environment):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
     command = [sys.executable, *launcher, "cli", *arguments]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -29,9 +29,10 @@ def start(folder, *arguments, launcher=("-m",)):
 
 
 def assert_ends_well(*processes):
-    for process in processes:
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output[-3000:]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs[-1][-3000:]
+    assert not any("Warning" in output for output in outputs), outputs  # Lightning's and torch's, of their own inside
+    return outputs[0]
 
 
 def results(folder, number):
@@ -46,8 +47,19 @@ def free_port():
 
 def test_training_with_the_bar(tmp_path):
     """Process 0 reduces its metrics for the bar, and was in another collective than process 1."""
-    assert_ends_well(start(tmp_path, "fit", *SMALL, *CPU, "--trainer.devices=2", "--trainer.strategy=ddp"))
-    assert results(tmp_path, 0)["completed"]
+    given = ["fit", *SMALL, *CPU, "--trainer.devices=2", "--trainer.strategy=ddp"]
+    output = assert_ends_well(start(tmp_path, *given, FORCE_COLOR="1", TERM="xterm"))
+    assert results(tmp_path, 0)["completed"] and "Epoch 2/2" in output and " done, step" not in output
+
+
+def test_a_log_of_two_processes_has_one_line_an_epoch(tmp_path):
+    given = ["fit", *SMALL, *CPU, "--trainer.devices=2", "--trainer.strategy=ddp"]
+    output = assert_ends_well(start(tmp_path, *given, FORCE_COLOR="", TERM="dumb"))
+    lines = [line for line in output.splitlines() if " done, step" in line]
+    assert [line.partition(" epoch ")[2].partition(":")[0] for line in lines] == [
+        "1/2 done, step 3",
+        "2/2 done, step 6",
+    ]
 
 
 @pytest.mark.slow

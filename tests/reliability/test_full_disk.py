@@ -38,12 +38,12 @@ def fit(trained, folder, *more):
 
 
 def test_a_new_best_that_does_not_fit(trained, tmp_path, fails_at, capsys):
-    fails_at("epoch002")
+    fails_at("step000003")
     folder = fit(trained, tmp_path, "--checkpoint.save_top_k=2")
-    assert "epoch002" in (said := capsys.readouterr().err) and "No space left on device" in said
+    assert "step000003" in (said := capsys.readouterr().err) and "No space left on device" in said
     results = json.loads((folder / "results.json").read_text())
-    assert results["best_checkpoint"].startswith("checkpoints/epoch001") and not results["completed"]
-    assert [row["split"] for row in results["results"]] == ["val (best, epoch 1)", "val (last, epoch 2)"]
+    assert results["best_checkpoint"].startswith("checkpoints/step000002") and not results["completed"]
+    assert [row["split"] for row in results["results"]] == ["val (best, epoch 2)", "val (last, epoch 3)"]
     for prefer in ("best", "last"):
         assert torch.load(find_checkpoint(tmp_path / "quickstart", prefer), weights_only=True)["epoch"] == 1
 
@@ -52,7 +52,7 @@ def test_no_checkpoint_at_all(trained, tmp_path, fails_at, capsys):
     fails_at("")
     folder = fit(trained, tmp_path)
     results = json.loads((folder / "results.json").read_text())
-    assert results["best_checkpoint"] is None and results["results"][0]["split"] == "val (last, epoch 0)"
+    assert results["best_checkpoint"] is None and results["results"][0]["split"] == "val (last, epoch 1)"
     with pytest.raises(ValueError, match="holds no best checkpoint"):
         find_checkpoint(folder)
 
@@ -74,10 +74,10 @@ def test_the_best_of_a_killed_run_is_known_by_its_own_score(trained, tmp_path):
     given = [*trained[1], f"--run.root={tmp_path}", "--trainer.max_epochs=3", "--checkpoint.monitor=epoch"]
     main(["fit", *given, "--checkpoint.mode=min", "--checkpoint.save_top_k=3"])
     folder = tmp_path / "quickstart" / "version_0"
-    assert len(list((folder / "checkpoints").glob("epoch*"))) == 3
+    assert len(list((folder / "checkpoints").glob("step*"))) == 3
     (folder / "results.json").unlink()
     moved = folder.rename(tmp_path / "moved")
-    assert find_checkpoint(moved).name.startswith("epoch000") and find_checkpoint(moved, "last").name == "last.ckpt"
+    assert find_checkpoint(moved).name.startswith("step000001") and find_checkpoint(moved, "last").name == "last.ckpt"
     (moved / "checkpoints" / "last.ckpt").unlink()
-    assert find_checkpoint(moved, "last").name.startswith("epoch002")
+    assert find_checkpoint(moved, "last").name.startswith("step000003")
     assert best_checkpoint(tmp_path) is None

@@ -65,7 +65,7 @@ def test_runs_say_what_they_are_and_whose_test_they_are(trained):
 
 def test_a_checkpoint_outside_of_its_folder_and_weights_alone_in_it(trained, tmp_path):
     folder, *_ = trained
-    (source,) = (folder / "version_1" / "checkpoints").glob("epoch*.ckpt")
+    (source,) = (folder / "version_1" / "checkpoints").glob("step*.ckpt")
     shutil.copy(source, tmp_path / "mine.ckpt")
     shutil.copytree(folder / "version_1", tmp_path / "version_0")
     weights = {**read_checkpoint(source), "run": {"id": "../x"}}

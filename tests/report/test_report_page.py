@@ -38,9 +38,11 @@ def test_one_run_and_its_test(one, drawn):
     assert [line["layer"] for line in layers] == [*LAYERS, "mean of the layers"]
     assert layers[1]["RMS correlation, after epoch 3"] == "0.125"
     assert [line["setting"] for line in page.table("setting")][:2] == ["seed_everything", "run.root"]
-    (environment, _) = (table for table in page.tables if table[0][1] == "when it started")
-    assert ["command", "swbn fit --config a.yaml"] in environment
-    assert ["device", "CPU, 7 cores"] in environment and ["torch", "9.8.7"] in environment
+    own = [table for table in page.tables if table[0][1] == "when it started"]
+    assert [[name for name, _ in table] for table in own] == [["", "started", "command", "seed"]] * 2
+    assert ["command", "swbn fit --config a.yaml"] in own[0]
+    (shared,) = (table for table in page.tables if table[0] == ["", "all runs"])
+    assert ["device", "CPU, 7 cores"] in shared and ["torch", "9.8.7"] in shared
     (result,) = [table for table in page.tables if table[0][0] == "evaluated" and table[1][0] == "test, 5-way 1-shot"]
     values = dict(zip(*result, strict=True))
     assert (
@@ -87,9 +89,11 @@ def study(tmp_path):
 def test_a_study(study):
     page = report(study)
     rows = page.table("run")
-    assert [row["run"] for row in rows] == [f"{norm}/seed{s}-abc" for norm in ("bn", "swbn-fro") for s in range(3)]
+    swbn = "swbn-fro, step_size=0.005"
+    assert [row["run"] for row in rows] == [f"{name}, seed {s}" for name in ("bn", swbn) for s in range(3)]
+    assert f"{swbn}, seed 2 (swbn-fro/seed2-abc)" in page.text  # its folder, once
     assert [row[ONE_TEST][:5] for row in rows] == ["50.00", "60.00", "70.00", "75.00", "76.00", "80.00"]
-    means, swbn = page.table("runs"), "swbn-fro, step_size=0.005"
+    means = page.table("runs")
     assert [(m["runs"], m["test"], m["seeds"]) for m in means] == [
         (name, f"test, 5-way {k}-shot", "3") for name in ("bn", swbn) for k in (1, 5)
     ]
@@ -116,7 +120,9 @@ def test_several_runs_and_where_the_page_goes(one, tmp_path, monkeypatch):
     make_fit(tmp_path / "other" / "version_0")
     page = report("name", "other", "name/version_0")  # what is given twice is there once
     assert (tmp_path / "report.html").is_file() and page.title == "Report: name, other, name/version_0"
-    assert [row["run"] for row in page.table("run")] == ["name", "other"]
+    assert [row["run"] for row in page.table("run")] == ["swbn-fro, step_size=0.005", "bn"]
+    assert {row["line"] for row in page.links["curves.csv"]} == {"swbn-fro, step_size=0.005", "bn"}
+    assert "bn (other)" in page.text
     report("name", output="pages/of/mine.html")
     assert (tmp_path / "pages" / "of" / "mine.html").is_file()
     assert not list(tmp_path.rglob("*.tmp"))

@@ -64,16 +64,16 @@ def test_resuming_removes_nothing(way, kind, trained, tmp_path):
     }[way]  # fmt: skip
     resume_from(given / "evil.ckpt", remembered, kind, trained, f"--checkpoint.dirpath={folder}")
     assert (victim / "thesis.tex").read_text() == "three years"
-    assert any(path.name.startswith("epoch001") for path in folder.iterdir())  # the run kept its own best
+    assert any(path.name.startswith("step000002") for path in folder.iterdir())  # the run kept its own best
 
 
 def test_a_run_that_goes_on_in_its_own_folder_replaces_its_own_best_only(trained, tmp_path):
     given = [*trained[1], f"--checkpoint.dirpath={tmp_path / 'kept'}", "--checkpoint.monitor=epoch"]
     main(["fit", *given])
-    (first,) = (path for path in (tmp_path / "kept").iterdir() if path.name.startswith("epoch000"))
+    (first,) = (path for path in (tmp_path / "kept").iterdir() if path.name.startswith("step000001"))
     main(["fit", *given, "--trainer.max_epochs=3", "--ckpt_path", str(first)])
-    kept = sorted(path.name[:8] for path in (tmp_path / "kept").iterdir() if path.name.startswith("epoch"))
-    assert kept == ["epoch000", "epoch002"]
+    kept = sorted(path.name[:10] for path in (tmp_path / "kept").iterdir() if path.name.startswith("step"))
+    assert kept == ["step000001", "step000003"]
 
 
 def test_what_is_removed_is_what_was_saved_here(tmp_path):

@@ -50,8 +50,8 @@ def test_a_classification_study(in_process, tmp_path, monkeypatch, capsys):
         ]
         assert [float(row["rms_start"]), float(row["rms_end"])] == result["rms"]
         assert float(row["epoch_seconds"]) == np.median(fitted["epoch_seconds"]) and row["continued"] == "0"
-        best = max((float(line["val/accuracy"]), -int(line["epoch"])) for line in validated(row["run"]))
-        assert tested["tested_checkpoint"] == row["checkpoint"] and f"epoch{-best[1]:03d}" in row["checkpoint"]
+        best = max((float(line["val/accuracy"]), -int(line["step"])) for line in validated(row["run"]))
+        assert tested["tested_checkpoint"] == row["checkpoint"] and f"step{1 - best[1]:06d}" in row["checkpoint"]
         assert row["paper"] == "" and row["dataset"] == "GlyphDataModule" and row["reach_split"] == "val"
     check_table(printed, rows)
     assert Path("runs/study.md").read_text() in printed + "\n"

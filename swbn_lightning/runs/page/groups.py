@@ -24,7 +24,8 @@ class Line:
     """A training as the page shows it."""
 
     training: Training
-    label: str
+    folder: str  # without what all have in common
+    label: str  # its one name on the page
     measured: Measured
 
 
@@ -60,13 +61,16 @@ class Tested(NamedTuple):
 
 
 def as_lines(trainings: Sequence[Training]) -> list[Line]:
-    """With what they measured."""
-    labels = _labels([training.last.folder for training in trainings])
-    return [Line(own, label, measured(own.parts)) for own, label in zip(trainings, labels, strict=True)]
+    """With what they measured, under the names of their folders."""
+    folders = _folders([training.last.folder for training in trainings])
+    return [Line(own, path, path, measured(own.parts)) for own, path in zip(trainings, folders, strict=True)]
 
 
 def as_groups(lines: Sequence[Line]) -> list[LineGroup]:
-    """Trainings by their settings without the seed; those of which no settings are known each by itself."""
+    """Trainings by their settings without the seed; those of which no settings are known each by itself.
+
+    Where settings tell the groups apart, the lines get their names from them, too.
+    """
     groups: dict[Any, list[Line]] = {}
     for number, line in enumerate(lines):
         settings = line.training.settings
@@ -75,10 +79,18 @@ def as_groups(lines: Sequence[Line]) -> list[LineGroup]:
     known = [own for own in members if own[0].training.settings]
     words = {id(own): text for own, text in zip(known, _words([own[0] for own in known]), strict=True)}
     labels = [words.get(id(own)) or _shared(own) for own in members]
-    return [
-        LineGroup(label if labels.count(label) == 1 else f"{label} · {own[0].label}", own)
-        for label, own in zip(labels, members, strict=True)
-    ]
+    made = []
+    for label, own in zip(labels, members, strict=True):
+        group = LineGroup(label if labels.count(label) == 1 else f"{label} · {own[0].folder}", own)
+        seeds = [line.training.seed if line.training.known else None for line in own]
+        for line, seed in zip(own, seeds, strict=True):
+            if len(own) == 1:
+                line.label = group.label
+            elif words.get(id(own)):
+                told = seed is not None and seeds.count(seed) == 1
+                line.label = f"{group.label}, seed {seed}" if told else f"{group.label} · {line.folder}"
+        made.append(group)
+    return made
 
 
 def curve_groups(groups: Iterable[LineGroup]) -> tuple[list[Group], str]:
@@ -145,7 +157,7 @@ def _newest(items: Sequence[Item], run: Callable[[Item], Run]) -> Item | None:
         return None
 
 
-def _labels(paths: Sequence[Path]) -> list[str]:
+def _folders(paths: Sequence[Path]) -> list[str]:
     """Paths without what all share; the version is left out where a run's name has but one."""
     whole = [path.resolve() for path in paths]
     short = [path.parent if [p.parent for p in whole].count(path.parent) == 1 else path for path in whole]
@@ -172,8 +184,8 @@ def _words(lines: Sequence[Line]) -> list[str]:
 
 def _shared(lines: Sequence[Line]) -> str:
     """The folder in which all are."""
-    labels = [line.label for line in lines]
-    if len(labels) == 1:
-        return labels[0]
+    folders = [line.folder for line in lines]
+    if len(folders) == 1:
+        return folders[0]
     shared = os.path.commonpath([line.training.last.folder.resolve() for line in lines])
-    return os.path.commonpath(labels) or printable(Path(shared).name)
+    return os.path.commonpath(folders) or printable(Path(shared).name)

@@ -10,6 +10,7 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.writing import output_file, write_output
 from swbn_lightning.runs import read
+from swbn_lightning.runs.compare import compare_tests, notes
 from swbn_lightning.runs.curves import (
     MEASURES,
     MOST_POINTS,
@@ -20,6 +21,7 @@ from swbn_lightning.runs.curves import (
     curves_csv,
     has_curves,
 )
+from swbn_lightning.runs.episodes import tests_of
 from swbn_lightning.runs.page import tables
 from swbn_lightning.runs.page.groups import Line, LineGroup, accuracies, as_groups, as_lines, curve_groups
 from swbn_lightning.runs.page.render import Code, Part, details, download, heading, notice, picture, render, text
@@ -120,19 +122,24 @@ def _parts(lines: Sequence[Line]) -> list[Part]:
               "the half-width of the 95% interval of one test."),
         *_whole("The table of runs", lambda: [tables.summary(lines)]),
         *_whole("The table of means over seeds", lambda: [tables.over_seeds(groups)]),
+        *_whole("The table of paired differences", lambda: _paired(groups)),
     ]  # fmt: skip
     if any(group.repeated for group in groups):
         above.append(
             text("Some trainings were repeated with the same settings and seed: means, curves and the CSV files have "
                   "of each seed the newest training, and of its tests the newest of each kind.")
         )  # fmt: skip
+    shared = tables.shared_environment([run for line in lines for run in line.training.runs])
     sections: dict[str, Callable[[], Sequence[Part | None]]] = {
         "Settings that differ": lambda: tables.setting_differences(groups),
         "Accuracy": lambda: _accuracy(groups),
         "Curves": lambda: _curves(groups),
         "Whiteness": lambda: _whiteness(lines),
         "Correlations before and after training": lambda: _heatmaps(lines),
-        "Each run": lambda: [p for own in lines for p in _whole(own.label, partial(_details, own, len(lines) == 1))],
+        "Environment": lambda: [tables.environment(shared, "all runs")],
+        "Each run": lambda: [
+            p for own in lines for p in _whole(own.label, partial(_details, own, shared, len(lines) == 1))
+        ],
     }
     below = []
     for title, make in sections.items():
@@ -157,12 +164,34 @@ def _problems(lines: Sequence[Line]) -> list[Part]:
     return [notice("What is missing, and so not on this page:", lines=list(places.items()))] if places else []
 
 
+def _paired(groups: Sequence[LineGroup]) -> list[Part | None]:
+    """Differences of groups that were tested on the same episodes, as ``swbn compare`` makes them."""
+    if len(groups) > 2 * MOST_LINES:
+        return []
+    tests = []
+    for group in groups:
+        last = group.lines[0].training.last
+        try:
+            tests.append((group.label, tests_of([line.training for line in group.lines], last.folder)))
+        except InputError as error:
+            last.problems.append(str(error))
+    compared = compare_tests(tests)
+    if not compared:
+        return []
+    words = ["Differences on the same test episodes, episode by episode: an episode's luck is in both and cancels."]
+    words += dict.fromkeys(note for lines in compared for note in notes(lines))
+    return [text(" ".join(words)), tables.paired_differences(compared)]
+
+
 def _accuracy(groups: Sequence[LineGroup]) -> list[Part]:
     rows = accuracies(groups)
     if len(rows) < 2 or len(groups) > 2 * MOST_LINES:
         return []
-    caption = ["Tests with their 95% intervals. ", download("accuracy.csv", accuracy_csv(rows))]
-    return [picture(accuracy_intervals(rows), "Test accuracies with their intervals", *caption)]
+    words = "Each test with its 95% interval."
+    if any(len(group.lines) > 1 for group in groups):
+        words += " Thick: the mean of several, with one standard deviation to each side."
+    caption = [f"{words} ", download("accuracy.csv", accuracy_csv(rows))]
+    return [picture(accuracy_intervals(rows), "Test accuracies with their intervals", *caption, wide=True)]
 
 
 def _curves(groups: Sequence[LineGroup]) -> list[Part]:
@@ -173,16 +202,18 @@ def _curves(groups: Sequence[LineGroup]) -> list[Part]:
         return []
     if not drawn:
         return [text("No loss or accuracy is known: no epoch had ended when the last line was logged.")]
-    words = "Solid: validation; dashed: training."
+    longest = max(len(series) for group in lines for run in group.runs for series in run.values())
+    words = ["Every number: ", download("curves.csv", curves_csv(lines, unit)), "."]
     if any(len(group.runs) > 1 for group in shown):
-        words += " Of several runs the mean, with a band of one standard deviation to each side."
+        words.append(" Of several runs the mean, with one standard deviation to each side.")
     if left_out:
-        words += f" {left_out} further lines are in the file only."
-    if any(len(series) > MOST_POINTS for group in lines for run in group.runs for series in run.values()):
-        words += f" Of longer lines {MOST_POINTS:,} points are shown and in the file; all are in metrics.csv."
-    caption = text(f"{words} Every number: ", download("curves.csv", curves_csv(lines, unit)))
+        words.append(f" {left_out} further lines are in the file only.")
+    if longest > MOST_POINTS:
+        words.append(f" Of longer lines {MOST_POINTS:,} points are shown and in the file; all are in metrics.csv.")
+    if longest == 1:
+        return [text(*words), tables.few_points(shown, unit)]
     return [
-        caption,
+        text(*words),
         {"kind": "together", "parts": [picture(curves(shown, m, unit), f"{m} by {UNITS[unit]}") for m in drawn]},
     ]
 
@@ -217,7 +248,8 @@ def _heatmaps(lines: Sequence[Line]) -> list[Part]:
 
 def _heatmap(lines: Sequence[Line], layer: str) -> list[Part]:
     own = [line for line in lines if layer in line.measured.heatmaps]
-    columns = {line.label: line.measured.heatmaps[layer] for line in own}
+    # A single one needs no title: the layer is named below.
+    columns = {line.label if len(lines) > 1 else "": line.measured.heatmaps[layer] for line in own}
     signed = any(line.training.settings.get("whiteness.signed") is True for line in own)  # if one asked for it
     figure = heatmap_pairs(dict(list(columns.items())[:MOST_PICTURED]), signed)
     caption = [Code(layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. "]
@@ -225,16 +257,18 @@ def _heatmap(lines: Sequence[Line], layer: str) -> list[Part]:
     return [picture(figure, f"Correlation matrices of {layer}", *caption, wide=True)]
 
 
-def _details(line: Line, alone: bool) -> list[Part]:
+def _details(line: Line, shared: Mapping[str, Any], alone: bool) -> list[Part]:
     parts: list[Part | None] = []
     for run in line.training.runs:
         title = "Training: " if run.kind == "fit" else "Evaluation: "
-        parts += [heading(title, Code(run.folder), level=3), tables.results(run), tables.environment(run)]
+        parts += [heading(title, Code(run.folder), level=3), tables.results(run)]
+        parts.append(tables.own_environment(run, shared))
         settings = tables.configuration(run)
         parts += [details("All settings", [settings])] if settings else []
     if rows := line.measured.whiteness:
         parts.append(details("Whiteness of every layer", [tables.whiteness(rows)]))
-    return [details(line.label, parts, alone)]
+    where = f" ({line.folder})" if line.folder != line.label else ""
+    return [details(f"{line.label}{where}", parts, alone)]
 
 
 def _left_out(count: int, most: int) -> list[str]:

@@ -1,6 +1,7 @@
 """What a page consists of, and the template that makes HTML of it, in which everything is escaped."""
 
 import base64
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ class Strong(Number):
 
 
 class Name(str):
-    """A name that may break behind its dots and slashes."""
+    """A name that may break behind its dots, but for those of numbers, and its slashes."""
 
     kind = "name"
 
@@ -80,7 +81,7 @@ def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], leave_out: bool = 
 
 
 def picture(figure: Figure, alternative: str, *caption: Any, wide: bool = False) -> Part:
-    """A figure as a PNG within the page, its letters at most as large as the page's.
+    """A figure as a PNG within the page, so large that its letters are about as large as the page's.
 
     A ``wide`` one keeps on a narrow screen a size at which its letters can be read.
     """
@@ -110,9 +111,7 @@ def _template() -> Template:
     made = Environment(
         autoescape=True, loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True
     )
-    made.filters["breakable"] = lambda name: Markup(
-        str(escape(str(name))).replace(".", ".<wbr>").replace("/", "/<wbr>")
-    )
+    made.filters["breakable"] = lambda name: Markup(re.sub(r"(\.(?!\d)|/)", r"\1<wbr>", str(escape(str(name)))))
     return made.get_template(TEMPLATE)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swbn_lightning.files.reading import finite
+from swbn_lightning.runs.compare import Comparison
+from swbn_lightning.runs.curves import MEASURES, SPLITS, UNITS, Group, course
 from swbn_lightning.runs.intervals import mean_interval
 from swbn_lightning.runs.page.groups import (
     Line,
@@ -20,6 +22,7 @@ from swbn_lightning.runs.settings import ABSENT, differences
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"
+_OF_ONE_RUN = ("command", "seed")  # of what a run says of its environment
 _MOST_DIFFERENT = 200  # settings in the table of those that differ
 _LONGEST = 300  # letters of a setting in a table
 # Of a result: its key in the file, its column, and how it is shown.
@@ -72,6 +75,44 @@ def over_seeds(groups: Sequence[LineGroup]) -> Part | None:
     return table(head, rows) if rows else None
 
 
+def paired_differences(compared: Sequence[Sequence[Comparison]]) -> Part:
+    """What each group is above the first that was tested on the same episodes.
+
+    The interval is the deciding one, as in ``swbn compare``.
+    """
+    rows, most = [], max(lines[0].comparisons for lines in compared)
+    for base, *others in compared:
+        for line in others:
+            found = line.difference.deciding if line.difference else None
+            if line.difference is None or found is None:
+                continue
+            half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+            over = "seeds and episodes" if line.difference.over_both else "episodes"
+            cells = [Strong(f"{100 * found.mean:+.2f}{half}"), over, _verdict(line.distinguishable)]
+            cells += [_verdict(line.distinguishable_among_all)] if most > 1 else []
+            rows.append([line.label, base.label, line.setting, number(line.episodes, "{:,}"), *cells])
+    head = ["runs", "compared with", "test", "episodes", "difference ± 95%, points", "interval over", "distinguishable"]
+    return table([*head, *([f"as one of {most}"] if most > 1 else [])], rows)
+
+
+def few_points(groups: Sequence[Group], unit: str) -> Part:
+    """What curves would show of trainings of a single epoch."""
+    quantities = [f"{split}/{measure}" for measure in MEASURES for split in SPLITS]
+    rows = []
+    for group in groups:
+        found = {name: points[0] for name in quantities if (points := course(group, name))}
+        cells = []
+        for name in quantities:
+            times, form = (100, "{:.2f}") if name.endswith("accuracy") else (1, "{:.4f}")
+            point = found.get(name)
+            spread = f" ± {form.format(times * point.std)}" if point and point.std else ""
+            cells.append(Number(number(point.mean, form, times) + spread) if point else NONE)
+        trained = ", ".join(sorted({str(point.x) for point in found.values()}))
+        rows.append([Name(group.label), Number(trained or NONE), *cells])
+    titles = [f"{SPLITS[split]} {measure}{', %' * (measure == 'accuracy')}" for measure in MEASURES for split in SPLITS]
+    return table(["runs", UNITS[unit], *titles], rows, leave_out=True)
+
+
 def setting_differences(groups: Sequence[LineGroup]) -> list[Part]:
     """The settings in which the groups differ, side by side; nothing where there is one group or no difference."""
     groups = [group for group in groups if group.lines[0].training.settings]  # of the others nothing is known
@@ -101,11 +142,23 @@ def results(run: Run) -> Part | None:
     return table(head, rows, leave_out=True) if rows else None
 
 
-def environment(run: Run) -> Part | None:
-    """When a run started and on what; None where that is not known."""
-    rows: list[list[Any]] = [["started", _setting(str(run.started))]] if run.started else []
-    rows += [[name, _setting(value)] for name, value in run.environment.items()]
-    return table(["", "when it started"], rows) if rows else None
+def shared_environment(runs: Sequence[Run]) -> dict[str, Any]:
+    """What all runs have in common of device and versions."""
+    first, *others = [run.environment for run in runs]
+    shared = {key: value for key, value in first.items() if all(key in own and own[key] == value for own in others)}
+    return {key: value for key, value in shared.items() if key not in _OF_ONE_RUN}
+
+
+def environment(found: Mapping[str, Any], title: str) -> Part | None:
+    """Device, versions and the like; None where nothing is known."""
+    rows = [[name, _setting(value)] for name, value in found.items()]
+    return table(["", title], rows) if rows else None
+
+
+def own_environment(run: Run, shared: Mapping[str, Any]) -> Part | None:
+    """When a run started, by which command, and where its device and versions are not those of all."""
+    own = {key: value for key, value in run.environment.items() if key not in shared}
+    return environment({**({"started": str(run.started)} if run.started else {}), **own}, "when it started")
 
 
 def configuration(run: Run) -> Part | None:
@@ -197,6 +250,10 @@ def _setting(value: Any) -> str:
         return ABSENT
     words = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return Code(words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…")
+
+
+def _verdict(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "–"}[value]
 
 
 def _text(value: Any) -> str:

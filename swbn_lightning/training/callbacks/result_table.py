@@ -1,6 +1,7 @@
 """What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class ResultTable(pl.Callback):
     def __init__(self) -> None:
         self._history: list[Row] = []  # validation rows of `fit`, one an epoch
         self._evaluated: Row | None = None  # the row of `validate` or `test`
+        self._logged: dict[str, float] = {}  # what else they logged
         self._folder: Path | None = None
         self._trained = False  # whether a `fit` had a batch
         self._completed = False  # whether it ended by itself
@@ -71,10 +73,12 @@ class ResultTable(pl.Callback):
                 self._history.append(row)
             else:
                 self._evaluated = row
+                self._logged = _other_quantities(trainer, "val")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if isinstance(pl_module, TrainingModule):
             self._evaluated = pl_module.results.get("test")
+            self._logged = _other_quantities(trainer, "test")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # Here, after the progress bar has ended, so that the table is the last thing to be seen.
@@ -117,11 +121,9 @@ class ResultTable(pl.Callback):
         if checkpoint:
             saved = read_checkpoint(checkpoint)
             best = [row for row in self._history if row["step"] == saved["global_step"]][-1:]
-            rows = [
-                _with_whiteness({**r, "split": f"val (best, epoch {r['epoch']})"}, _whiteness_in(saved)) for r in best
-            ]
+            rows = [_with_whiteness({**r, "split": _of_epoch("val (best", r)}, _whiteness_in(saved)) for r in best]
         if not rows or rows[0]["step"] != last["step"]:
-            rows.append(_with_whiteness({**last, "split": f"val (last, epoch {last['epoch']})"}, history))
+            rows.append(_with_whiteness({**last, "split": _of_epoch("val (last", last)}, history))
         return rows
 
     def _finish(self, label: str, checkpoint: str | None, rows: list[Row], whiteness: History, command: str) -> None:
@@ -131,7 +133,7 @@ class ResultTable(pl.Callback):
         except OSError as error:  # a full disk: what was found is at least seen
             lost = error
         console = table_console()
-        console.print(result_table(rows))
+        console.print(result_table(rows, self._logged))
         for name, path in ((label, checkpoint), ("run folder", self._folder)):
             if path:
                 console.print(f"{name}: {printable(path)}", soft_wrap=True, highlight=False, markup=False)
@@ -191,12 +193,13 @@ class _EpochClock:
         return time.perf_counter()
 
 
-def result_table(rows: list[Row]) -> Table:
-    """The table: what was evaluated, accuracy with its 95% interval, whiteness at the start and the end.
+def result_table(rows: list[Row], logged: Mapping[str, float] | None = None) -> Table:
+    """The table: what was evaluated, accuracy with its 95% interval, loss, whiteness at the start and the end.
 
     Args:
         rows: as :attr:`~swbn_lightning.training.module.TrainingModule.results`; with ``distance`` and ``rms``, each the
             value at the start and at the end of training, where they are known.
+        logged: further quantities of a single row.
     """
     table = Table()
     table.add_column("split", overflow="fold")
@@ -206,15 +209,30 @@ def result_table(rows: list[Row]) -> Table:
         if any(key in row for row in rows):
             table.add_row(key, *(Text(str(row.get(key, "–"))) for row in rows))
     table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
+    if any("loss" in row for row in rows):
+        table.add_row("loss", *(f"{row['loss']:.4f}" if "loss" in row else "–" for row in rows))
+    for name, value in (logged or {}).items():
+        table.add_row(Text(name), f"{value:.4g}")
     for label, key, digits in (("whiteness distance", "distance", 2), ("RMS correlation", "rms", 3)):
         courses = (" → ".join(f"{value:.{digits}f}" for value in row[key]) if key in row else "–" for row in rows)
         table.add_row(f"{label}, start → end", *courses)
     return table
 
 
+def _of_epoch(words: str, row: Row) -> str:
+    """For readers epochs count from 1; ``epoch`` in the files is Lightning's, from 0."""
+    return f"{words}, epoch {row['epoch'] + 1})"
+
+
 def _with_whiteness(row: Row, history: History) -> Row:
     ends = {key: [history[0][key], history[-1][key]] for key in ("distance", "rms")} if history else {}
     return {**row, **ends}
+
+
+def _other_quantities(trainer: pl.Trainer, split: str) -> dict[str, float]:
+    """What an evaluation logged beside what its results hold."""
+    told = {f"{split}/{name}" for name in ("accuracy", "accuracy_ci95", "loss")}
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name not in told}
 
 
 def _accuracy(row: Row) -> str:
@@ -231,7 +249,7 @@ def _training_row(trainer: pl.Trainer) -> Row | None:
     if epoch < 0 or any(value is None for value in measured.values()):
         return None
     figures = {key: float(value) for key, value in measured.items() if value is not None}
-    return {"split": f"train (last, epoch {epoch})", "epoch": epoch, **figures}
+    return {"split": _of_epoch("train (last", {"epoch": epoch}), "epoch": epoch, **figures}
 
 
 def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
