@@ -1,4 +1,4 @@
-"""Networks that turn images into features, each with a normalisation layer of one's choice."""
+"""Networks that turn images into features, each with any normalisation layer."""
 
 from swbn_lightning.backbones.base import Backbone
 from swbn_lightning.backbones.registry import available_backbones, build_backbone

@@ -1,4 +1,4 @@
-"""What every backbone offers, and the blocks' common pieces."""
+"""The interface of every backbone, and common pieces of their blocks."""
 
 from torch import Tensor, fx, nn
 
@@ -6,10 +6,10 @@ from swbn_lightning.errors import InputError
 
 
 class Backbone(nn.Module):
-    """Images ``[N, in_channels, H, W]`` to features.
+    """Base class of networks from images ``[N, in_channels, H, W]`` to features ``[N, C]``.
 
-    A subclass sets ``num_features`` (C), ``in_channels`` and, unless any size will do, ``min_image_size``; it defines
-    :meth:`forward_features`, which begins with :meth:`require_size`.
+    A subclass sets ``num_features`` (C), ``in_channels`` and, unless any image size works, ``min_image_size``. It
+    defines :meth:`forward_features`, which first calls :meth:`require_size`.
     """
 
     num_features: int
@@ -18,19 +18,19 @@ class Backbone(nn.Module):
     min_image_size: int = 1
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last feature map, ``[N, C, h, w]``."""
+        """Return the last feature map, ``[N, C, h, w]``."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map averaged over its positions, ``[N, C]``."""
+        """Return the feature map averaged over its positions, ``[N, C]``."""
         return self.forward_features(x).mean(dim=(2, 3))
 
     def check_image_size(self, height: int, width: int) -> None:
-        """Raise :class:`InputError` for images that are too small, so that it can be said before training."""
+        """Raise :class:`InputError` if images of this size are too small; can be called before training."""
         _refuse_below(self.min_image_size, height, width, type(self).__name__)
 
     def require_size(self, x: Tensor) -> None:
-        """:meth:`check_image_size` for a forward; torch.fx keeps it as one node instead of deciding it."""
+        """Call :meth:`check_image_size` inside a forward; torch.fx keeps it as one node."""
         _require_size(x, self.min_image_size, type(self).__name__)
 
 
@@ -48,20 +48,20 @@ def _refuse_below(smallest: int, height: int, width: int, network: str) -> None:
 
 
 def conv(in_channels: int, out_channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution without bias (a normalisation follows) that keeps the size at stride 1."""
+    """Make a convolution without bias (a normalisation follows) that keeps the size at stride 1."""
     return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
 def initialize_he(module: nn.Module, mode: str = "fan_out", nonlinearity: str = "relu") -> None:
-    """He initialisation (He et al., ICCV 2015) of every convolution and linear layer, in order of definition.
+    """Apply He initialisation (He et al., ICCV 2015) to every convolution and linear layer, in order of definition.
 
-    Normalisation layers draw no random numbers, so the same seed gives the same weights whatever the norm
-    (section 4.1 of the paper compares networks that start from identical parameters).
+    Normalisation layers draw no random numbers, so a seed gives the same weights for every norm (section 4.1 of the
+    paper compares networks that start from identical parameters).
 
     Args:
-        module: holds the layers.
-        mode: ``"fan_out"``, as the ResNets' public code has it, or ``"fan_in"``, as that paper and Wide ResNet's code.
-        nonlinearity: what follows, ``"relu"`` or ``"leaky_relu"``.
+        module: contains the layers.
+        mode: ``"fan_out"``, as in the ResNets' public code, or ``"fan_in"``, as in He et al. and Wide ResNet's code.
+        nonlinearity: the activation that follows, ``"relu"`` or ``"leaky_relu"``.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):

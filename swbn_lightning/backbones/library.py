@@ -1,4 +1,4 @@
-"""Any classification network of torchvision or timm by name, its BatchNorm layers converted."""
+"""Any classification network of torchvision or timm by name, with its BatchNorm layers converted."""
 
 import difflib
 import re
@@ -22,21 +22,22 @@ _OLDEST_TIMM = (1, 0, 26)  # before, it loads pickles that may run code (weights
 
 
 class LibraryBackbone(Backbone):
-    """A network of another package without its last linear layer: features are what that layer would get.
+    """A network of another package without its last linear layer; its features are that layer's input.
 
-    Its norms come in by :func:`~swbn_lightning.convert_norms`; only with norm ``"bn"`` the network stays as it is.
+    The norms are replaced by :func:`~swbn_lightning.convert_norms`. Only with norm ``"bn"`` and no options does the
+    network stay as it is.
 
     Args:
-        norm: makes the layers that take BatchNorm's place.
+        norm: makes the layers that replace BatchNorm.
         model: the network's name in its package.
         in_channels: 3 for RGB, 1 for gray.
-        pretrained: start from the package's ImageNet weights, which it downloads unless they are in its cache.
+        pretrained: start from the package's ImageNet weights, downloaded unless they are in its cache.
         include: names of the BatchNorm layers to convert.
-        exclude: names of those to leave, as ``"*downsample*"`` for the projection shortcuts of a ResNet.
+        exclude: names of those to leave, such as ``"*downsample*"`` for the projection shortcuts of a ResNet.
         model_args: further arguments of the network's constructor.
 
     Raises:
-        InputError: an unknown network (with the nearest ones) or argument; weights that cannot be had; a network
+        InputError: an unknown network (the message has the nearest names) or argument; unavailable weights; a network
             without BatchNorm, unless the norm is ``"bn"``.
     """
 
@@ -68,20 +69,20 @@ class LibraryBackbone(Backbone):
         self.network = network
 
     def build(self, model: str, arguments: dict[str, Any], pretrained: bool) -> tuple[nn.Module, int]:
-        """The network without its classifier, for ``self.in_channels``, and the number of its features."""
+        """Return the network without its classifier, for ``self.in_channels``, and its number of features."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``[N, C]``."""
+        """Return features ``[N, C]``."""
         return self.network(x)
 
     def no_map(self, reason: str) -> InputError:
-        """The error of a network whose features are no average of a map with as many channels."""
+        """Return the error for features that are not the average of a map with as many channels."""
         return InputError(f"{self.name} has no feature map [N, {self.num_features}, h, w]: {reason}.")
 
     @torch.no_grad()
     def check_image_size(self, height: int, width: int) -> None:
-        """Raise :class:`InputError` if the network fails at a (black) image of this size."""
+        """Raise :class:`InputError` if the network fails on a (black) image of this size."""
         modes = [(module, module.training) for module in self.network.modules()]
         like = next(self.network.parameters())
         image = torch.zeros(1, self.in_channels, height, width, device=like.device, dtype=like.dtype)
@@ -96,12 +97,12 @@ class LibraryBackbone(Backbone):
             raise InputError(f"{self.name} gives {shape} for one image, not the one vector that a classifier needs.")
 
     def not_made(self, arguments: dict[str, Any], pretrained: bool, error: Exception) -> InputError:
-        """The error of a constructor that failed, which it may do in any way: it may also download."""
+        """Return the error for a constructor that failed; it may fail in any way, and may also download."""
         how = [*(["its pretrained weights"] if pretrained else []), *([f"model_args {arguments}"] if arguments else [])]
         return InputError(f"{self.name} cannot be made{' with ' if how else ''}{' and '.join(how)}: {error}")
 
     def unknown(self, model: str, known: Iterable[str]) -> InputError:
-        """The error of a name that the package does not have."""
+        """Return the error for a name that the package does not have."""
         names = list(known)
         near = difflib.get_close_matches(model.lower(), names, n=5, cutoff=0.5)
         hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
@@ -109,10 +110,11 @@ class LibraryBackbone(Backbone):
 
 
 class TorchvisionBackbone(LibraryBackbone):
-    """``torchvision/<model>``: any of torchvision's classification networks; arguments as :class:`LibraryBackbone`.
+    """``torchvision/<model>``: any of torchvision's classification networks; arguments as in :class:`LibraryBackbone`.
 
-    A gray network's first convolution has the sum over the three colours as its weights, so that it gives what the
-    colour network gives for the same gray in all three. Auxiliary classifiers (GoogLeNet, Inception) are taken off.
+    With ``in_channels=1``, the weights of the first convolution are summed over the three colours. The network then
+    gives what the colour network gives for the same gray in all three. Auxiliary classifiers (GoogLeNet, Inception) are
+    removed.
     """
 
     package = "torchvision"
@@ -147,7 +149,7 @@ class TorchvisionBackbone(LibraryBackbone):
         return network, _cut_classifier(network, self.name)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """What the network averages over its positions last, ``[N, C, h, w]``."""
+        """Return what the network averages over its positions last, ``[N, C, h, w]``."""
         averaged: list[Tensor] = []
         with _Averaged(averaged):
             self.network(x)
@@ -159,9 +161,9 @@ class TorchvisionBackbone(LibraryBackbone):
 
 
 class TimmBackbone(LibraryBackbone):
-    """``timm/<model>``: any of timm's networks, as ``resnet26`` or with a tag that names weights, ``resnet26.bt_in1k``.
+    """``timm/<model>``: any of timm's networks.
 
-    Arguments as :class:`LibraryBackbone`.
+    The name may have a tag for weights: ``resnet26`` or ``resnet26.bt_in1k``. Arguments as in :class:`LibraryBackbone`.
     """
 
     package = "timm"
@@ -188,7 +190,7 @@ class TimmBackbone(LibraryBackbone):
         return network, getattr(network, "head_hidden_size", width)  # where layers follow the last map
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last map as timm's own ``forward_features`` gives it, ``[N, C, h, w]``."""
+        """Return the last map of timm's own ``forward_features``, ``[N, C, h, w]``."""
         found = self.network.forward_features(x)  # type: ignore[operator]
         if not isinstance(found, Tensor) or found.dim() != 4:
             raise self.no_map("it gives tokens")
@@ -200,7 +202,7 @@ class TimmBackbone(LibraryBackbone):
 
 
 class _Averaged(TorchFunctionMode):
-    """Notes every map that is averaged over its positions: torchvision's networks do it by a layer or by a call."""
+    """Record every map that is averaged over its positions; torchvision's networks use a layer or a call for it."""
 
     def __init__(self, maps: list[Tensor]) -> None:
         super().__init__()
@@ -218,7 +220,7 @@ class _Averaged(TorchFunctionMode):
 
 
 def _make_gray(network: nn.Module, in_channels: int, name: str) -> None:
-    """Let the first convolution take one channel."""
+    """Make the first convolution take one channel."""
     first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
     if in_channels != 1 or first is None or first.in_channels != 3 or getattr(network, "transform_input", False):
         raise InputError(f"{name} cannot be made for in_channels={in_channels}; 3 will do, and 1 for most networks.")
@@ -227,7 +229,7 @@ def _make_gray(network: nn.Module, in_channels: int, name: str) -> None:
 
 
 def _cut_classifier(network: nn.Module, name: str) -> int:
-    """Put an identity in the place of the last layer with weights; the number of its inputs."""
+    """Replace the last layer with weights by an identity; return the number of its inputs."""
     layers = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     place, last = layers[-1]
     outputs, inputs = (

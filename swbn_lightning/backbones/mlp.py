@@ -10,16 +10,16 @@ from swbn_lightning.norms import NormFactory
 
 
 class MLP(Backbone):
-    """Linear layers, each with a norm and ReLU behind it: "normalization layers are added before ReLU functions".
+    """Linear layers, each followed by a norm and ReLU: "normalization layers are added before ReLU functions".
 
-    The layers have no bias (the norm's beta is one) and He's initialisation for ReLU (He et al., ICCV 2015, by
-    fan-in); the paper says nothing of either. Its features are the last hidden layer's.
+    The linear layers have no bias (the norm's beta serves as one) and He initialisation for ReLU (He et al., ICCV 2015,
+    by fan-in). The paper specifies neither. The features are the last hidden layer's.
 
     Args:
         norm: makes each normalisation layer, for input ``[N, C]``.
-        image_size: side in pixels of the (square) images: 28 as MNIST's.
-        in_channels: 1 for gray, as MNIST; 3 for RGB.
-        hidden: widths of the hidden layers; the paper's three of 1,024.
+        image_size: side of the square images in pixels; 28 as in MNIST.
+        in_channels: 1 for gray, as in MNIST; 3 for RGB.
+        hidden: widths of the hidden layers; by default the paper's three of 1,024.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class MLP(Backbone):
         initialize_he(self, mode="fan_in")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``[N, C]``."""
+        """Return features ``[N, C]``."""
         _require_shape(x, self.in_channels, self.image_size)
         return self.layers(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """An MLP has no map of features: raises :class:`InputError`."""
+        """Raise :class:`InputError`: an MLP has no feature map."""
         raise InputError("mlp has no feature map, only a vector; choose a convolutional backbone, such as resnet20.")
 
     def check_image_size(self, height: int, width: int) -> None:

@@ -44,26 +44,30 @@ _LIBRARIES: dict[str, type[LibraryBackbone]] = {cls.package: cls for cls in (Tor
 
 
 def available_backbones() -> tuple[str, ...]:
-    """This package's own names for :func:`build_backbone`, sorted; it also takes those of torchvision and timm."""
+    """Return the names of this package's own backbones, sorted.
+
+    :func:`build_backbone` also takes the names of torchvision and timm.
+    """
     return tuple(sorted(_BACKBONES))
 
 
 def build_backbone(name: str, norm: str = "bn", norm_args: Mapping[str, Any] | None = None, **options: Any) -> Backbone:
-    """A backbone with the named normalisation layers.
+    """Build a backbone with the named normalisation layers.
 
     Args:
-        name: one of :func:`available_backbones`; or ``"torchvision/<model>"`` or ``"timm/<model>"``, any of their
-            classification networks, converted (:class:`~swbn_lightning.backbones.library.LibraryBackbone`).
+        name: one of :func:`available_backbones`, or ``"torchvision/<model>"`` or ``"timm/<model>"`` for any of their
+            classification networks, whose norms are converted
+            (:class:`~swbn_lightning.backbones.library.LibraryBackbone`).
         norm: a name that :class:`~swbn_lightning.NormFactory` knows.
-        norm_args: options of that norm, as ``{"step_size": 1e-4}``.
-        options: the backbone's own: ``in_channels`` for all, and what its class documents.
+        norm_args: options of the norm, such as ``{"step_size": 1e-4}``.
+        options: options of the backbone: ``in_channels`` for all, and those that its class documents.
 
     Returns:
-        A module with ``forward(x) -> [N, C]``, ``forward_features(x) -> [N, C, h, w]`` (an error where there is no
-        map), ``num_features`` (C), ``in_channels``.
+        A module with ``forward(x) -> [N, C]``, ``forward_features(x) -> [N, C, h, w]``, ``num_features`` (C) and
+        ``in_channels``. ``forward_features`` raises an error if the network has no feature map.
 
     Raises:
-        InputError: an unknown backbone, norm or option, with the nearest known one and all of them.
+        InputError: an unknown backbone, norm or option; the message has the nearest known name and all of them.
     """
     make = _maker(name)
     factory = NormFactory(norm, **(norm_args or {}))

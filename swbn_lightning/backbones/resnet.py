@@ -13,20 +13,21 @@ PLACEMENTS = ("all", "imagenet")
 
 
 class ResNet(Backbone):
-    """Four stages of bottlenecks; 224x224 gives 2048x7x7. Module for module torchvision's network without ``fc``.
+    """Four stages of bottlenecks; 224x224 gives 2048x7x7.
 
-    A unit halves the size in its 3x3 convolution, as ResNeXt, fb.resnet.torch and torchvision do, so that weights and
-    accuracies can be compared; He et al. do it in the first 1x1. Initialisation: He's, by fan-out, as in those three.
+    It matches torchvision's network without ``fc``, module by module. A unit halves the size in its 3x3 convolution, as
+    in ResNeXt, fb.resnet.torch and torchvision, so weights and accuracies are comparable. He et al. halve it in the
+    first 1x1. The initialisation is He's, by fan-out, as in those three.
 
     Args:
         norm: makes the normalisation layers.
-        layers: units of each stage: (3, 4, 6, 3) for 50 layers, (3, 4, 23, 3) for 101.
-        groups: of the 3x3 convolutions; 1 for ResNet, 32 for ResNeXt 32x4d.
-        group_width: channels a group in the first stage; 64 for ResNet, 4 for ResNeXt 32x4d.
+        layers: units per stage: (3, 4, 6, 3) for 50 layers, (3, 4, 23, 3) for 101.
+        groups: groups of the 3x3 convolutions; 1 for ResNet, 32 for ResNeXt 32x4d.
+        group_width: channels per group in the first stage; 64 for ResNet, 4 for ResNeXt 32x4d.
         in_channels: 3 for RGB, 1 for gray.
         placement: ``"all"``: the norm everywhere, as in the paper's ResNeXt. ``"imagenet"``: as in the paper's
-            ResNet-50 (section 4.2.2, after IterNorm's): the norm of the first layer, and one more on the pooled
-            features, before the last linear layer; all others are BatchNorm.
+            ResNet-50 (section 4.2.2, after IterNorm's): the norm of the first layer, and an extra one on the pooled
+            features before the last linear layer; all others are BatchNorm.
     """
 
     min_image_size = 32
@@ -66,7 +67,7 @@ class ResNet(Backbone):
         return self.blocks(self.stem(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map averaged over its positions, ``[N, C]``; normalised once more with placement ``"imagenet"``."""
+        """Return the pooled map, ``[N, C]``; with placement ``"imagenet"`` it is normalised once more."""
         return self.pooled_norm(super().forward(x))
 
 

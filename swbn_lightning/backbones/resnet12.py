@@ -1,4 +1,4 @@
-"""ResNet-12, the few-shot backbone: four residual blocks of three 3x3 convolutions; two families go by this name.
+"""ResNet-12, the few-shot backbone: four residual blocks of three 3x3 convolutions, in two forms.
 
 ==============  =============================  ==========================================
 form            ``"can"`` (the default)        ``"metaoptnet"``
@@ -26,15 +26,15 @@ FORMS = ("can", "metaoptnet")
 
 
 class ResNet12(Backbone):
-    """ResNet-12 in CAN's or MetaOptNet's form (see the table above).
+    """ResNet-12 in CAN's or MetaOptNet's form; the table above compares them.
 
     Args:
-        norm: makes each normalisation layer, those of the shortcuts too.
+        norm: makes each normalisation layer, also in the shortcuts.
         in_channels: 3 for RGB, 1 for gray.
         form: ``"can"`` or ``"metaoptnet"``.
-        drop_rate: only for MetaOptNet's form: dropout and DropBlock, 0.1 in its public code for mini-ImageNet (which
-            lets DropBlock's rate grow over 20 epochs; here it is constant); 0 (the default) for none.
-        drop_block_size: side of the square that DropBlock removes, 5 in the public code.
+        drop_rate: rate of dropout and DropBlock, only for MetaOptNet's form; 0 (the default) for none. Its public code
+            uses 0.1 for mini-ImageNet, and raises DropBlock's rate over 20 epochs; here the rate is constant.
+        drop_block_size: side of the square that DropBlock removes; 5 as in the public code.
     """
 
     min_image_size = 16
@@ -83,7 +83,7 @@ class ResNet12(Backbone):
 
 
 class _Block(nn.Module):
-    """Three 3x3 convolutions beside a 1x1 projection; halves the size by stride or by pooling."""
+    """Three 3x3 convolutions with a 1x1 projection as shortcut; halves the size by stride or by pooling."""
 
     def __init__(
         self,

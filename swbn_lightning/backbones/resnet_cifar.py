@@ -15,19 +15,18 @@ FORMS = ("he", "appendix")
 class ResNetCifar(Backbone):
     """ResNet V1 of ``depth = 6n + 2`` layers; 32x32 gives 64x8x8.
 
-    He's initialisation, by fan-out as in the public code of the authors' architecture (fb.resnet.torch).
+    The initialisation is He's, by fan-out, as in the public code of the architecture's authors (fb.resnet.torch).
 
     Args:
         norm: makes each normalisation layer.
         depth: 20 (0.27 million parameters), 32, 44, ...
         in_channels: 3 for RGB, 1 for gray.
-        shortcut: where the size changes: ``"projection"``, a 1x1 convolution and a norm, as in the paper's
-            residual units (appendix E); or ``"identity"``, every second pixel padded with zero channels,
-            without parameters (He et al.'s option A).
-        shortcut_norm: of the projections: ``"given"``, the same norm as elsewhere, or ``"bn"``, BatchNorm whatever the
-            norm.
-        form: ``"he"``, as described by He et al.; ``"appendix"``, as the paper's figures B.1 to B.3 draw it: the second
-            convolution of a unit is 1x1, and one more norm and ReLU come before the pooling.
+        shortcut: where the size changes. ``"projection"``: a 1x1 convolution and a norm, as in the paper's residual
+            units (appendix E). ``"identity"``: every second pixel, padded with zero channels, without parameters (He et
+            al.'s option A).
+        shortcut_norm: norm of the projections. ``"given"``: the same as elsewhere; ``"bn"``: always BatchNorm.
+        form: ``"he"``: as described by He et al. ``"appendix"``: as drawn in the paper's figures B.1 to B.3, where the
+            second convolution of a unit is 1x1, and one more norm and ReLU come before the pooling.
     """
 
     min_image_size = 4
@@ -83,7 +82,7 @@ def resnet32(
     shortcut_norm: str = "bn",
     form: str = "he",
 ) -> ResNetCifar:
-    """The paper's ResNetV1-32, whose projections keep BatchNorm (appendix E). Arguments as :class:`ResNetCifar`."""
+    """The paper's ResNetV1-32, whose projections keep BatchNorm (appendix E); arguments as in :class:`ResNetCifar`."""
     return ResNetCifar(norm, 32, in_channels, shortcut, shortcut_norm, form)
 
 
@@ -102,7 +101,7 @@ class _Block(nn.Module):
 
 
 class _PadChannels(nn.Module):
-    """Option A: every ``stride``-th pixel, new channels zero, half of them on either side."""
+    """Option A: every ``stride``-th pixel; new channels are zero, half of them on either side."""
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Pre-activation ResNets (He et al., ECCV 2016, "Identity Mappings"): for 32x32 images and for ImageNet.
 
-A residual unit is norm, ReLU, convolution, two or three times over; nothing comes after the addition. In a unit
-that changes the size, and in the first one of a network, shortcut and residual share the first activation. One
-more norm and ReLU follow the last unit. Projections have no norm.
+A residual unit repeats norm, ReLU and convolution two or three times; nothing comes after the addition. In a network's
+first unit, and in every unit that changes the size, shortcut and residual share the first activation. One more norm and
+ReLU follow the last unit. Projections have no norm.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ BLOCKS = ("basic", "bottleneck")
 
 
 class PreActBasic(nn.Module):
-    """Two 3x3 convolutions, with dropout between them; ``shared``: an identity shortcut starts from the activation."""
+    """Two 3x3 convolutions with dropout between; ``shared``: an identity shortcut starts from the activation."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class PreActBasic(nn.Module):
 
 
 class PreActBottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution; the two in the middle have a quarter of the channels.
+    """A 1x1, a 3x3 and a 1x1 convolution; the first two give a quarter of the output channels.
 
     Args:
         norm: makes each normalisation layer.
-        in_channels: channels that come in.
-        out_channels: channels that go out.
-        stride: of the 3x3 convolution and the shortcut; with ``first`` of the first convolution.
-        shared: whether an identity shortcut, too, starts from the first activation; a projection always does.
-        active: whether the input comes activated already: no norm before the first convolution.
-        first: where the stride is.
+        in_channels: input channels.
+        out_channels: output channels.
+        stride: stride of the shortcut and of the 3x3 convolution, or of the first convolution with ``first``.
+        shared: an identity shortcut starts from the first activation too, as a projection always does.
+        active: the input is already activated, so no norm comes before the first convolution.
+        first: the first convolution has the stride, not the 3x3.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class PreActBottleneck(nn.Module):
 class ResNetV2Cifar(Backbone):
     """Pre-activation ResNet for 32x32 images: 6n + 2 layers of basic blocks, or 9n + 2 of bottlenecks.
 
-    32x32 gives 64x8x8 (basic) or 256x8x8 (bottleneck). A bottleneck's stride is in its first convolution and the
-    initialisation is He's by fan-out, both as in the authors' public code (resnet-1k-layers).
+    32x32 gives 64x8x8 (basic) or 256x8x8 (bottleneck). A bottleneck's stride is in its first convolution, and the
+    initialisation is He's by fan-out. Both follow the authors' public code (resnet-1k-layers).
 
     Args:
         norm: makes each normalisation layer.
-        depth: 56 (the paper's, section 4.2.1), 110, 164, ...
-        block: ``"basic"`` or ``"bottleneck"``. For 56 layers the paper does not say which (both fit); He et al. give
-            depths that low to basic blocks.
+        depth: 56 (as in the paper, section 4.2.1), 110, 164, ...
+        block: ``"basic"`` or ``"bottleneck"``. The paper does not say which its 56 layers have (both fit). He et al.
+            use basic blocks for such low depths.
         in_channels: 3 for RGB, 1 for gray.
     """
 
@@ -132,13 +132,13 @@ class ResNetV2Cifar(Backbone):
 class ResNetV2(Backbone):
     """Pre-activation ResNet for ImageNet: four stages of bottlenecks; 224x224 gives 2048x7x7.
 
-    The first activation comes "right after conv1 and before splitting into two paths" (He et al., appendix), here
-    before the max-pooling as in fb.resnet.torch; so the first unit has none of its own. A unit halves the size in its
-    3x3 convolution, and the initialisation is He's by fan-out, both as there.
+    The first activation comes "right after conv1 and before splitting into two paths" (He et al., appendix). Here that
+    is before the max-pooling, as in fb.resnet.torch, so the first unit has none of its own. A unit halves the size in
+    its 3x3 convolution, and the initialisation is He's by fan-out, both as in fb.resnet.torch.
 
     Args:
         norm: makes each normalisation layer.
-        layers: units of each stage: (3, 4, 6, 3) for 50 layers, (3, 4, 23, 3) for 101.
+        layers: units per stage: (3, 4, 6, 3) for 50 layers, (3, 4, 23, 3) for 101.
         in_channels: 3 for RGB, 1 for gray.
     """
 

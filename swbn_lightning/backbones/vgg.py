@@ -9,11 +9,11 @@ _WIDTHS = (64, 64, None, 128, 128, None, 256, 256, None, 512, 512, None, 512)  #
 
 
 class VGG(Backbone):
-    """Convolution, norm, ReLU nine times over, with four max-poolings; 32x32 gives 512x2x2.
+    """Nine times convolution, norm and ReLU, with four max-poolings; 32x32 gives 512x2x2.
 
-    The figure's average pooling (2x2, all that is left of 32x32 pixels) is the mean over the map here, so that
-    larger images do as well. The initialisation is Glorot and Bengio's, which the original VGG names (Simonyan and
-    Zisserman, ICLR 2015, section 3.1); the paper says nothing of it.
+    The figure's average pooling (over the 2x2 that is left of 32x32 pixels) is a mean over the whole map here, so
+    larger images work too. The initialisation is Glorot and Bengio's, which the original VGG names (Simonyan and
+    Zisserman, ICLR 2015, section 3.1). The paper does not specify one.
 
     Args:
         norm: makes each of the nine normalisation layers.

@@ -9,17 +9,18 @@ from swbn_lightning.norms import NormFactory
 
 
 class WideResNet(Backbone):
-    """WRN-d-k: pre-activation basic blocks of widths 16k, 32k, 64k; d = 6n + 4 layers, counting the three projections.
+    """WRN-d-k: pre-activation basic blocks of widths 16k, 32k and 64k.
 
-    32x32 gives 64k x 8 x 8. Initialisation: He's, by fan-in, as in the authors' public code.
+    It has d = 6n + 4 layers, counting the three projections. 32x32 gives 64k x 8 x 8. The initialisation is He's, by
+    fan-in, as in the authors' public code.
 
     Args:
         norm: makes each normalisation layer.
         depth: 16, 22, 28, 34, 40, ...
         width: the widening factor k.
         in_channels: 3 for RGB, 1 for gray.
-        drop_rate: dropout between the convolutions of a block, 0 for none. The accuracies that the paper quotes for BN
-            (its CIFAR tables) are those of the authors' runs with 0.3.
+        drop_rate: dropout between the convolutions of a block; 0 for none. The accuracies that the paper quotes for BN
+            (in its CIFAR tables) come from the authors' runs with 0.3.
     """
 
     min_image_size = 4

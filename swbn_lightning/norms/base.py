@@ -1,4 +1,4 @@
-"""What every whitening layer shares: BatchNorm's contract, and state that never drops below float32."""
+"""Base of all whitening layers: BatchNorm's contract, with statistics and W in float32 or better."""
 
 import math
 import sys
@@ -18,11 +18,12 @@ _HEALTH = ("num_batches_rejected", "num_batches_small")  # counters for `check_n
 
 
 class WhiteningNorm(nn.Module):
-    """Parameters, buffers, checks, casting and loading of a whitening layer; a family adds ``forward``.
+    """Base class of the whitening layers; a family adds ``forward``.
 
-    Not a subclass of ``_BatchNorm``: whatever walks a model for ``_BatchNorm`` (SyncBatchNorm's converter,
-    the convolution fuser, ``Trainer(sync_batchnorm=True)``) would treat the whitening matrix as if it were
-    not there, silently.
+    It holds parameters and buffers, checks arguments and input, and handles casting and loading.
+
+    It is not a subclass of PyTorch's ``_BatchNorm``. Code that searches a model for ``_BatchNorm`` (SyncBatchNorm's
+    converter, the convolution fuser, ``Trainer(sync_batchnorm=True)``) would silently ignore the whitening matrix.
     """
 
     _version = 2  # as BatchNorm's: from 2 on a checkpoint has num_batches_tracked
@@ -97,7 +98,7 @@ class WhiteningNorm(nn.Module):
         return super().__getattr__(name)
 
     def reset_running_stats(self) -> None:
-        """Mean 0, variance 1, W the identity, counters 0: everything that was learnt from batches."""
+        """Reset what was learnt from batches: mean 0, variance 1, W the identity, counters 0."""
         if self.track_running_stats:
             for name in self._statistics:
                 getattr(self, name).fill_(1 if name == "running_var" else 0)
@@ -110,7 +111,7 @@ class WhiteningNorm(nn.Module):
             self.get_buffer(health).zero_()
 
     def reset_parameters(self) -> None:
-        """Also gamma 1 and beta 0, as BatchNorm's."""
+        """Call :meth:`reset_running_stats`, and set gamma to 1 and beta to 0, as BatchNorm does."""
         self.reset_running_stats()
         if self.weight is not None:
             nn.init.ones_(self.weight)
@@ -118,7 +119,11 @@ class WhiteningNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
-        """``[C]``: what a BatchNorm here would have; ``batchnorm_state`` is that of the one before this layer."""
+        """Return the running variance that a BatchNorm in this place would have, ``[C]``.
+
+        Args:
+            batchnorm_state: state dict of the BatchNorm that this layer replaced.
+        """
         return self.get_buffer("running_var")
 
     def extra_repr(self) -> str:
@@ -129,10 +134,10 @@ class WhiteningNorm(nn.Module):
 
     @torch.no_grad()
     def affine_map(self) -> tuple[Tensor, Tensor]:
-        """Evaluation as ``y = A x + b``: the blocks ``A [g, C/g, C/g]`` and ``b [C]`` in float64.
+        """Return evaluation as ``y = A x + b``: the blocks ``A [g, C/g, C/g]`` and ``b [C]``, in float64.
 
         Raises:
-            InputError: without running statistics evaluation uses those of the batch, which is no such map.
+            InputError: the layer has no running statistics, so evaluation depends on the batch and is not such a map.
         """
         if self.running_mean is None or self.whitening_matrix is None:
             raise InputError(
@@ -170,15 +175,15 @@ class WhiteningNorm(nn.Module):
             )
 
     def _forward_empty(self, x: Tensor) -> Tensor:
-        """An empty batch, as BatchNorm takes it: an empty output, zero gradients for gamma and beta, no step."""
+        """Handle an empty batch as BatchNorm does: empty output, zero gradients for gamma and beta, no step."""
         weight, bias = (None if p is None else per_channel(p, x).to(x.dtype) for p in (self.weight, self.bias))
         y = x.clone() if weight is None else x * weight
         return y if bias is None else y + bias
 
     def _update_running(self, accepted: Tensor, samples: int | Tensor, **batch: Tensor) -> None:
-        """Mix each of ``batch`` into the buffer of that name, unless the batch was rejected; count both cases.
+        """Mix each value of ``batch`` into the buffer of its name, unless the batch was rejected; count both cases.
 
-        No branch on the host, and buffers are only copied into: the graph may hold what they were made from.
+        Nothing branches on the host. Buffers are only copied into, because the graph may hold what they were made from.
         """
         # In place: checkpointing under torch.compile allows no assignment.
         self.num_batches_small.add_(samples < self.num_features // self.num_groups)
@@ -199,7 +204,7 @@ class WhiteningNorm(nn.Module):
                 torch.where(accepted, mixed, running, out=running)
 
     def _average_factor(self) -> float | Tensor:
-        """The share of the new batch in the running statistics; a plain average if momentum is None."""
+        """Return the share of the new batch in the running statistics; for a plain average if momentum is None."""
         if self.momentum is not None:
             return self.momentum
         assert self.num_batches_tracked is not None and self.running_mean is not None
@@ -245,7 +250,7 @@ class WhiteningNorm(nn.Module):
                 setattr(self, health, torch.zeros((), dtype=torch.long, device=device))
 
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
-        """The W with which this layer, evaluated, does what the BatchNorm in ``state_dict`` did."""
+        """Return the W with which this layer evaluates like the BatchNorm in ``state_dict``."""
         assert self.whitening_matrix is not None
         like = next(v for k, v in state_dict.items() if k.startswith(prefix) and v.is_floating_point())
         w = self.whitening_matrix
@@ -253,7 +258,7 @@ class WhiteningNorm(nn.Module):
 
 
 def _groups(name: str, num_features: int, num_groups: int | None, group_size: int | None) -> int:
-    """How many blocks of channels are whitened apart: as given, one by default, or as few as are small enough."""
+    """Return the number of channel groups: as given, 1 by default, or the fewest that are small enough."""
     given = f"num_groups={num_groups!r}"
     if group_size is not None:
         given = f"group_size={group_size!r}"
@@ -271,10 +276,10 @@ def _groups(name: str, num_features: int, num_groups: int | None, group_size: in
 
 
 def _is(value: object, kind: type) -> bool:
-    """numpy's numbers are ``Real`` and ``Integral``; the type checker does not believe it of ``float``."""
+    """``isinstance``, hidden from the type checker, which does not take a ``float`` for a ``Real``."""
     return isinstance(value, kind)
 
 
 def graph_may_hold_state() -> bool:
-    """Whether evaluation must copy the state first, since a backward may follow (``torch.jit.trace`` has none)."""
+    """Return whether evaluation must copy the state because a backward may follow (never in ``torch.jit.trace``)."""
     return torch.is_grad_enabled() and not torch.jit.is_tracing()

@@ -1,4 +1,4 @@
-"""What IterNorm and DBN share: whitening by the covariance of the batch itself, with the gradient through it."""
+"""Base of IterNorm and DBN: whiten by the batch's own covariance, with the gradient through it."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class BatchWhitening(WhiteningNorm):
     """Centre, whiten by a matrix computed from the batch's covariance, scale and shift.
 
     A family adds :meth:`_inverse_sqrt`. The running state is a mean and a whitening *matrix* (an average of the
-    batches' matrices, as in the public code of both papers), no variance.
+    batches' matrices, as in the public code of both papers). There is no running variance.
     """
 
     _statistics = ("running_mean",)
@@ -47,11 +47,11 @@ class BatchWhitening(WhiteningNorm):
         return whiten(subtract(x, mean.to(accumulation_dtype(x.dtype))), w, self.weight, self.bias)
 
     def _covariance_dtype(self, x: Tensor) -> torch.dtype:
-        """In which the covariance is summed, and what is made of it computed."""
+        """Return the dtype in which the covariance is summed and used."""
         return accumulation_dtype(x.dtype)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
-        """``S^(-1/2)`` of ``[g, d, d]``."""
+        """Return ``S^(-1/2)`` of ``[g, d, d]``."""
         raise NotImplementedError
 
     def _forward_batch(self, x: Tensor, training: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decorrelated Batch Normalization: the layers (CVPR 2018)."""
+"""DBN layers: Decorrelated Batch Normalization (CVPR 2018)."""
 
 import torch
 from torch import Tensor
@@ -12,29 +12,32 @@ GROUP_WIDTH = 16  # channels a group at most, as Huang et al. (CVPR 2018) group 
 
 
 class DBN(BatchWhitening):
-    r"""Whiten a batch by its own covariance, exactly, by eigendecomposition in groups of channels (ZCA).
+    """Whiten a batch exactly, by eigendecomposition of its covariance in groups of channels (ZCA).
 
-    In training, for ``n`` samples of ``d`` channels (Huang et al., *Decorrelated Batch Normalization*, CVPR 2018)::
+    Training, for ``n`` samples of ``d`` channels (Huang et al., *Decorrelated Batch Normalization*, CVPR 2018)::
 
         xc = x - mean;   S = xc^T xc / n + eps I = U diag(lambda) U^T
         W  = U diag(1 / sqrt(lambda)) U^T
         y  = gamma * (W xc) + beta
 
-    The gradient goes through mean, covariance and decomposition, and is finite also where eigenvalues are equal.
-    Directions without variance are multiplied by ``1 / sqrt(eps)``, so whatever is of size d x d is float64, and so is
-    a batch of at most one sample more than a group has channels.
-    ``running <- (1 - momentum) * running + momentum * batch`` for the mean and for W; evaluation uses these two, or
-    the batch's own without running statistics. The decomposition waits for the host on a GPU, so this layer cannot be
-    captured in a CUDA graph.
+    The gradient flows through mean, covariance and decomposition. It is finite even where eigenvalues are equal. The
+    running mean and the running W follow ``running <- (1 - momentum) * running + momentum * batch``. Evaluation uses
+    both, or the batch's own without running statistics.
+
+    Directions without variance are multiplied by ``1 / sqrt(eps)``. For accuracy, everything of size d x d is therefore
+    computed in float64, and so is a whole batch that has at most one sample more than a group has channels. On a GPU,
+    the decomposition synchronises with the host, so this layer cannot be captured in a CUDA graph.
 
     Args:
-        num_features: ``d``, the channels.
-        eps: added to the covariance's diagonal; 1e-5.
-        momentum: share of the new batch in the running state; 0.1 as BatchNorm's. None for a plain average.
-        num_groups: whiten so many contiguous blocks of channels apart. None: blocks of the largest divisor of
-            ``num_features`` up to 16 channels; 1 is one block of all. ``group_size`` as SWBN's.
+        num_features: number of channels, ``d``.
+        eps: added to the diagonal of the covariance.
+        momentum: share of the new batch in the running state; 0.1 as in BatchNorm. None: plain average.
+        num_groups: number of contiguous channel groups, each whitened separately; 1 whitens all channels together.
+            None: groups as wide as the largest divisor of ``num_features`` up to 16.
+        group_size: instead of ``num_groups``, the largest number of channels per group, as in SWBN.
 
-    Other arguments, shapes, state (without ``running_var``) and errors are SWBN's.
+    The other arguments, the shapes, the state (without ``running_var``) and the errors are as in
+    :class:`~swbn_lightning.norms.swbn.SWBN`.
     """
 
     def __init__(

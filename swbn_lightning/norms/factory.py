@@ -1,4 +1,4 @@
-"""Normalisation layers by name: what lets one network be built with any of them."""
+"""Normalisation layers by name, so that one network can be built with any of them."""
 
 import functools
 import inspect
@@ -36,21 +36,21 @@ _LAYER_TYPES: set[type[nn.Module]] = {
 
 
 class NormFactory:
-    """Makes normalisation layers of one kind: ``factory(num_features, ndim=2) -> Module``.
+    """Make normalisation layers of one kind: ``factory(num_features, ndim=2) -> Module``.
 
-    Fits torchvision's ``norm_layer=`` argument::
+    A factory fits torchvision's ``norm_layer=`` argument::
 
         resnet18(norm_layer=NormFactory("swbn-fro", step_size=1e-4))
 
     Args:
-        name: ``"swbn-kl"``, ``"swbn-fro"``, ``"swbn"`` (criterion as an option), ``"iternorm"``, ``"dbn"``,
-            ``"bn"``, ``"gn"`` (group), ``"in"`` (instance), ``"ln"`` (layer: group normalisation with one group),
-            ``"none"`` (no normalisation at all), or any name registered with :meth:`register`.
+        name: ``"swbn-kl"``, ``"swbn-fro"``, ``"swbn"`` (criterion as an option), ``"iternorm"``, ``"dbn"``, ``"bn"``,
+            ``"gn"`` (group), ``"in"`` (instance), ``"ln"`` (layer: group normalisation with one group), ``"none"`` (no
+            normalisation), or any name registered with :meth:`register`.
         options: keyword arguments of the layer, such as ``step_size`` or ``num_groups``.
 
     Raises:
-        InputError: an unknown name or option (with the nearest known one and all of them); an option that
-            the name itself decides, as the criterion of ``"swbn-kl"``.
+        InputError: an unknown name or option (the message has the nearest known name and all of them), or an option
+            that the name fixes, such as the criterion of ``"swbn-kl"``.
     """
 
     def __init__(self, name: str, **options: Any) -> None:
@@ -69,9 +69,15 @@ class NormFactory:
                 raise unknown_name(f"option of norm {name!r}:", option, known)
 
     def __call__(self, num_features: int, ndim: int | None = 2, **defaults: Any) -> nn.Module:
-        """A layer for ``num_features`` channels and 1, 2 or 3 spatial dimensions, or None for any number of them.
+        """Make a layer for ``num_features`` channels.
 
-        ``defaults`` are arguments that hold unless the factory's own options name them.
+        Args:
+            num_features: number of channels.
+            ndim: number of spatial dimensions (1, 2 or 3); None for a layer that accepts any number.
+            defaults: arguments of the layer, used unless the factory's own options set them.
+
+        Raises:
+            InputError: this norm has no layer for ``ndim``.
         """
         layers = self._entry.layers
         if ndim not in layers:
@@ -80,7 +86,7 @@ class NormFactory:
         return layers[ndim](num_features, **self._entry.preset, **{**defaults, **self.options})
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What the layer's constructor takes besides ``num_features``, and is not decided by the name."""
+        """Return the parameters of the layer's constructor, without ``num_features`` and those that the name fixes."""
         found = _parameters_of(next(iter(self._entry.layers.values())))
         return {name: parameter for name, parameter in found.items() if name not in self._entry.preset}
 
@@ -90,16 +96,17 @@ class NormFactory:
 
     @staticmethod
     def register(name: str, layers: Mapping[Any, LayerMaker], **preset: Any) -> None:
-        """Make ``name`` known.
+        """Register a new norm under ``name``.
 
         Args:
-            name: any new name.
-            layers: spatial dimensions to a class (or function) that is called with ``num_features`` and the options,
-                as ``{1: MyNorm1d, 2: MyNorm2d}``; under None one for any number, for converting SyncBatchNorm.
-            preset: options that this name decides.
+            name: any name that is not taken.
+            layers: maps a number of spatial dimensions to a class (or function) that is called with ``num_features``
+                and the options, such as ``{1: MyNorm1d, 2: MyNorm2d}``. The key None stands for any number of
+                dimensions, as needed to convert SyncBatchNorm.
+            preset: options that this name fixes.
 
         Raises:
-            InputError: the name is taken, or ``layers`` is empty or has keys other than 1, 2, 3, None.
+            InputError: the name is taken, or ``layers`` is empty or has keys other than 1, 2, 3 and None.
         """
         if name in _REGISTRY:
             raise InputError(f"norm {name!r} is registered already; choose another name.")
@@ -113,12 +120,15 @@ class NormFactory:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """All known names, sorted."""
+        """Return all known names, sorted."""
         return tuple(sorted(_REGISTRY))
 
 
 def named_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every normalisation layer of a model with its name: ours, PyTorch's and registered ones."""
+    """Yield the name and module of every normalisation layer in a model.
+
+    These are the layers of :func:`norm_layer_types`: this package's, PyTorch's and registered ones.
+    """
     types = norm_layer_types()
     for name, module in model.named_modules():
         if isinstance(module, types):
@@ -126,7 +136,7 @@ def named_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def norm_layer_types() -> tuple[type[nn.Module], ...]:
-    """The classes that count as normalisation layers."""
+    """Return the classes that count as normalisation layers."""
     return tuple(_LAYER_TYPES)
 
 
@@ -143,7 +153,7 @@ def group_norm(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.GroupNorm:
-    """Group normalisation; None: the largest number of groups up to 32 (Wu and He, ECCV 2018) that divides."""
+    """Make a group normalisation; None: the largest number of groups up to 32 (Wu and He, ECCV 2018) that fits."""
     require_positive("gn", num_features=num_features)
     if num_groups is None:
         num_groups = max(groups for groups in range(1, 33) if num_features % groups == 0)

@@ -1,13 +1,12 @@
-"""The formulas of the whitening layers as pure functions.
+"""The formulas of SWBN as pure functions.
 
-Sources: Zhang et al., *Stochastic Whitening Batch Normalization*, CVPR 2021, Algorithm 1 (training),
-Algorithm 3 (prediction), equations 1-3; for its peers, Huang et al., *Iterative Normalization*, CVPR 2019, and
-Huang et al., *Decorrelated Batch Normalization*, CVPR 2018. Layers, tests and documentation all use these.
+Source: Zhang et al., *Stochastic Whitening Batch Normalization*, CVPR 2021: Algorithm 1 (training), Algorithm 3
+(prediction) and equations 1 to 3.
 
-Conventions. An activation is ``[N, C]`` or ``[N, C, ...]``: channels are dimension 1 and every other
-position is a sample, so ``n = N`` or ``N * L`` or ``N * H * W``. Matrices carry a leading group
-dimension, ``[num_groups, C / num_groups, C / num_groups]``; the paper has one group. Whatever is of
-size ``C`` or ``C x C`` is float32 or better, whatever the dtype of the activation.
+An activation is ``[N, C]`` or ``[N, C, ...]``. Dimension 1 holds the channels and every other position is a sample, so
+``n`` is ``N``, ``N * L`` or ``N * H * W``. Matrices have a leading group dimension, ``[num_groups, C / num_groups, C /
+num_groups]``; the paper has one group. Everything of size ``C`` or ``C x C`` is float32 or better, whatever the dtype
+of the activation.
 """
 
 from typing import Literal, get_args
@@ -22,9 +21,9 @@ CRITERIA: tuple[str, ...] = get_args(Criterion)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Batch mean and *unbiased* variance, ``[C]`` each (Algorithm 1, steps 1 and 2).
+    """Return the batch mean and *unbiased* variance, ``[C]`` each (Algorithm 1, steps 1 and 2).
 
-    BatchNorm normalises with the biased variance; the paper prints ``1/(n-1)``.
+    The paper prints ``1/(n-1)``. BatchNorm normalises with the biased variance.
     """
     dims = [0, *range(2, x.dim())]
     variance, mean = torch.var_mean(x.to(accumulation_dtype(x.dtype)), dims, correction=1)
@@ -32,39 +31,42 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardize(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-8) -> Tensor:
-    """``(x - mean) / sqrt(variance + eps)`` per channel (Algorithm 1, step 5), in the dtype of ``x``.
+    """Return ``(x - mean) / sqrt(variance + eps)`` per channel, in the dtype of ``x`` (Algorithm 1, step 5).
 
-    The arithmetic is that of ``mean``: the subtraction comes first, so that a mean many deviations
-    from zero costs no precision.
+    The computation uses the dtype of ``mean``. The mean is subtracted first, so a mean many standard deviations from
+    zero costs no precision.
     """
     scale = torch.rsqrt(variance + eps)
     return ((x - per_channel(mean, x)) * per_channel(scale, x)).to(x.dtype)
 
 
 def covariance(xs: Tensor, num_groups: int = 1) -> Tensor:
-    """``xs^T xs / n`` of standardised (or centred) activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
+    """Return ``xs^T xs / n`` of standardised or centred activations, ``[g, C/g, C/g]`` (Algorithm 1, step 6).
 
-    Divided by ``n``, not by ``n - 1``; 0 for no samples. The values of ``xs`` as they are, multiplied and summed in
-    float32 or better.
+    The divisor is ``n``, not ``n - 1``; without samples the result is 0. Products are computed and summed in float32 or
+    better.
 
     Args:
         xs: ``[N, C, ...]``.
-        num_groups: blocks of channels whose covariances are taken apart.
+        num_groups: number of channel groups, each with a covariance of its own.
     """
     rows = as_rows(xs)
     return gram(rows, rows, num_groups) / max(rows.shape[0], 1)
 
 
 def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tensor:
-    """How far a covariance is from the identity: the whitening criteria of equations 1 and 2.
+    """Return the distance of a covariance from the identity, by the criteria of equations 1 and 2.
 
     Args:
-        covariance_of_output: ``W S W^T``, ``[..., d, d]``.
-        criterion: ``"kl"``: ``(tr C - ln det C - d) / 2``, infinite for a singular ``C``;
-            ``"fro"``: ``norm_F(I - C) / 2``.
+        covariance_of_output: ``C = W S W^T``, ``[..., d, d]``.
+        criterion: ``"kl"``: ``(tr C - ln det C - d) / 2``, infinite for a singular ``C``; ``"fro"``: ``norm_F(I - C) /
+            2``.
 
     Returns:
-        ``[...]``, zero only at the identity.
+        ``[...]``; zero only at the identity.
+
+    Raises:
+        ValueError: unknown criterion.
     """
     _check_criterion(criterion)
     d = covariance_of_output.shape[-1]
@@ -76,7 +78,7 @@ def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tens
 
 
 def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: float, criterion: str = "fro") -> Tensor:
-    """One step of W and its symmetrisation (Algorithm 1, steps 7 and 8; equation 3).
+    """Return W after one step and its symmetrisation (Algorithm 1, steps 7 and 8; equation 3).
 
     ========  ======================================================
     ``kl``    ``dW = (W S W^T - I) W`` (a relative gradient)
@@ -90,7 +92,10 @@ def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: fl
         criterion: ``"fro"`` or ``"kl"``.
 
     Returns:
-        ``(V + V^T) / 2`` with ``V = W - alpha dW``: a new tensor.
+        ``(V + V^T) / 2`` with ``V = W - alpha dW``, in a new tensor.
+
+    Raises:
+        ValueError: unknown criterion.
     """
     _check_criterion(criterion)
     w = whitening_matrix

@@ -1,4 +1,4 @@
-"""What went wrong inside the layers, read from counters that the layers keep on the device."""
+"""Report what went wrong inside the layers, from counters that they keep on the device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ GROWN = 100  # W this many times as large as the identity it started from
 
 @dataclass(frozen=True)
 class NormFinding:
-    """Something about one layer that its user should know; as text: the layer's name, what happened, a remedy."""
+    """One finding about one layer.
+
+    Its text has the layer's name, what happened and a remedy. :func:`check_norms` lists the values of ``kind``.
+    """
 
     name: str
     kind: Literal["rejected", "few_samples", "grown"]
@@ -29,16 +32,16 @@ class NormFinding:
 
 @torch.no_grad()
 def check_norms(model: nn.Module) -> list[NormFinding]:
-    """What the whitening layers of a model have met in training so far, in the order of its modules.
+    """Report what the whitening layers of a model have met in training so far, in the order of its modules.
 
-    Layers never look at values themselves, which would make the device wait. This does, so call it now and then:
-    :class:`swbn_lightning.WhitenessMonitor` does so after each epoch. Counters start anew with
-    ``reset_running_stats`` and are not part of a state dict.
+    The layers do not inspect values on the host, because the device would have to wait. This function does, so call it
+    now and then; :class:`swbn_lightning.WhitenessMonitor` calls it after each epoch. ``reset_running_stats`` resets the
+    counters. They are not part of a state dict.
 
     ===============  ==================================================================================
-    ``rejected``     batches, or steps of W, that were not finite and so left the state as it was
-    ``few_samples``  training batches with fewer samples a channel than channels in a group
-    ``grown``        the W of SWBN is more than 100 times as large (Frobenius norm) as at its start
+    ``rejected``     non-finite batches, or non-finite steps of W, which left the state unchanged
+    ``few_samples``  training batches with fewer samples per channel than channels per group
+    ``grown``        SWBN's W is more than 100 times as large (Frobenius norm) as at the start
     ===============  ==================================================================================
     """
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, WhiteningNorm)]
@@ -75,7 +78,7 @@ def _findings(name: str, norm: WhiteningNorm) -> Iterator[NormFinding]:
 
 
 def check_running_statistics(model: nn.Module) -> None:
-    """Raise :class:`InputError` if an image's features in evaluation would depend on the images beside it."""
+    """Raise :class:`InputError` if features in evaluation would depend on the other images of the batch."""
     if layer := norm_by_batch(model):
         raise InputError(
             f"{layer} keeps no running statistics, so it would normalise test images by the batch they happen to be "
@@ -84,7 +87,7 @@ def check_running_statistics(model: nn.Module) -> None:
 
 
 def norm_by_batch(model: nn.Module) -> str | None:
-    """The first layer that normalises by its batch in evaluation too, as ``name (class)``; None where none does."""
+    """Return the first layer that uses batch statistics in evaluation, as ``name (class)``; None if there is none."""
     for name, layer in named_norms(model):
         by_batch = isinstance(layer, WhiteningNorm | nn.modules.batchnorm._BatchNorm)
         if by_batch and layer.running_mean is None:

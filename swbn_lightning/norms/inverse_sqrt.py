@@ -1,8 +1,8 @@
-"""``S^(-1/2)`` of a covariance, with the gradient through it: what whitens in IterNorm and DBN.
+"""``S^(-1/2)`` of a covariance, with the gradient through it: the whitening of IterNorm and DBN.
 
 Sources: Huang et al., *Iterative Normalization*, CVPR 2019, Algorithm 1; Huang et al., *Decorrelated Batch
-Normalization*, CVPR 2018. Both gradients are written out; where a derivative of theirs is wanted, or one of another
-kind, plain operators give it.
+Normalization*, CVPR 2018. Both backward passes are written out. Higher derivatives and other kinds of derivatives use
+plain operators.
 """
 
 from typing import Any
@@ -14,13 +14,15 @@ from swbn_lightning.norms.passes.rows import is_transformed, without_autocast
 
 
 def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:
-    """``S^(-1/2)`` approximately, by Newton's iteration; the gradient goes through it.
+    """Return ``S^(-1/2)`` approximately, by Newton's iteration; the gradient flows through it.
 
-    ``P_0 = I``, ``P_k = (3 P_{k-1} - P_{k-1}^3 S / tr S) / 2``, result ``P_T / sqrt(tr S)``: Iterative
-    Normalization, Algorithm 1. Directions of small variance are whitened last: few iterations leave them correlated.
-    Computed as the coupled iteration ``T = (3 I - P Y) / 2``, ``Y <- Y T``, ``P <- T P`` from ``Y = S / tr S``: the
-    same ``P_k`` and as many products, but stable. The form above amplifies rounding where the largest eigenvalue is
-    more than nine times the smallest (Higham, *Functions of Matrices*, 2008, chapter 6) and then diverges.
+    ``P_0 = I``, ``P_k = (3 P_{k-1} - P_{k-1}^3 S / tr S) / 2``, result ``P_T / sqrt(tr S)`` (Iterative Normalization,
+    Algorithm 1). Directions of small variance are whitened last, so few iterations leave them correlated.
+
+    The computation is the coupled iteration ``T = (3 I - P Y) / 2``, ``Y <- Y T``, ``P <- T P`` from ``Y = S / tr S``.
+    It gives the same ``P_k`` with as many products, but is stable. The form above amplifies rounding where the largest
+    eigenvalue is more than nine times the smallest (Higham, *Functions of Matrices*, 2008, chapter 6), and then
+    diverges.
 
     Args:
         covariance: ``S``, symmetric and positive, ``[..., d, d]``.
@@ -33,7 +35,7 @@ def newton_inverse_sqrt(covariance: Tensor, num_iterations: int = 5) -> Tensor:
 
 
 def _iterate(s: Tensor, num_iterations: int) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-    """The result, and ``Y``, ``T``, ``P`` after each iteration."""
+    """Return the result, and ``Y``, ``T``, ``P`` after each iteration."""
     trace = s.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     three_halves = 1.5 * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
     y = s / trace
@@ -48,7 +50,7 @@ def _iterate(s: Tensor, num_iterations: int) -> tuple[Tensor, list[tuple[Tensor,
 
 
 class _NewtonInverseSqrt(torch.autograd.Function):
-    """Six products an iteration backward, each with the addition of what else reaches the same matrix."""
+    """Newton's iteration with a backward of six products per iteration."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, num_iterations: int) -> Tensor:
@@ -90,14 +92,14 @@ def _backward_of_iterations(grad_p: Tensor, steps: list[tuple[Tensor, ...]]) -> 
 
 
 def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
-    """``S^(-1/2) = U diag(1/sqrt(lambda)) U^T`` by eigendecomposition; the gradient goes through it.
+    """Return ``S^(-1/2) = U diag(1/sqrt(lambda)) U^T`` by eigendecomposition; the gradient flows through it.
 
-    The ZCA whitening of Decorrelated Batch Normalization. The gradient (up to the fourth order) is that of the matrix
-    function itself, in which no difference of eigenvalues is divided by: equal ones are no trouble.
+    This is the ZCA whitening of Decorrelated Batch Normalization. The gradient (up to the fourth order) is that of the
+    matrix function itself. It divides by no difference of eigenvalues, so equal eigenvalues are no problem.
 
     Args:
         covariance: ``S``, symmetric, ``[..., d, d]``.
-        floor: what no eigenvalue can be below (eps, when ``S = cov + eps I``): rounding can put it there.
+        floor: lower bound of the eigenvalues (eps, for ``S = cov + eps I``); rounding can put one below it.
 
     Returns:
         ``[..., d, d]``; NaN where ``S`` is not finite (the decomposition itself would raise an error).
@@ -110,23 +112,23 @@ def zca_inverse_sqrt(covariance: Tensor, floor: float = 0.0) -> Tensor:
 
 
 def _decompose(s: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``S^(-1/2)``, ``S^(1/2)``, and the latter's eigenvalues and vectors."""
+    """Return ``S^(-1/2)``, ``S^(1/2)``, and the eigenvalues and eigenvectors of the latter."""
     values, vectors = torch.linalg.eigh(s)
     roots = values.clamp(min=floor).sqrt()
     return (vectors / roots.unsqueeze(-2)) @ vectors.mT, (vectors * roots.unsqueeze(-2)) @ vectors.mT, roots, vectors
 
 
 def _solve(g: Tensor, roots: Tensor, vectors: Tensor) -> Tensor:
-    """``X`` of ``Q X + X Q = G`` for a symmetric ``Q`` with given eigenvalues and vectors."""
+    """Return the solution ``X`` of ``Q X + X Q = G`` for a symmetric ``Q`` with the given eigenvalues and vectors."""
     return vectors @ (vectors.mT @ g @ vectors / (roots.unsqueeze(-1) + roots.unsqueeze(-2))) @ vectors.mT
 
 
 def _by_corrections(s: Tensor, floor: float) -> Tensor:
-    """The same of plain operators, with derivatives of every kind up to the fourth order.
+    """Compute the same with plain operators, with derivatives of every kind up to the fourth order.
 
-    From constants that are right, corrections that are 0: ``Q <- Q + X`` with ``Q0 X + X Q0 = S - Q Q``, and
-    ``W <- 2 W - W Q W``. Each of the first makes one more order of the derivatives right, each of the second doubles
-    it. (An autograd function with a forward-mode rule is silently wrong where two such derivatives are nested.)
+    It starts from exact constants and adds corrections that are 0: ``Q <- Q + X`` with ``Q0 X + X Q0 = S - Q Q``, and
+    ``W <- 2 W - W Q W``. Each correction of ``Q`` makes one more order of the derivatives exact; each of ``W`` doubles
+    the order. (An autograd function with a forward-mode rule is silently wrong where two such derivatives are nested.)
     """
     w, q, roots, vectors = (constant.detach() for constant in _decompose(s.detach(), floor))
     s = (s + s.mT) / 2
@@ -141,8 +143,8 @@ def _by_corrections(s: Tensor, floor: float) -> Tensor:
 class _InverseSqrt(torch.autograd.Function):
     """``W = Q^(-1)`` and ``Q = S^(1/2)``, so ``dW = -W dQ W`` with ``Q dQ + dQ Q = dS``.
 
-    By way of ``Q``, which is as small as ``S`` is: where an eigenvalue is small ``W`` is large, and each factor of it
-    multiplies what rounding has left.
+    The derivative goes through ``Q``, which is as small as ``S``. For a small eigenvalue W is large, and each factor W
+    multiplies the rounding error.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Iterative Normalization: the layers (CVPR 2019)."""
+"""IterNorm layers: Iterative Normalization (CVPR 2019)."""
 
 import torch
 from torch import Tensor
@@ -12,26 +12,28 @@ _MOST_IN_FLOAT32 = 9  # iterations
 
 
 class IterNorm(BatchWhitening):
-    r"""Whiten a batch by its own covariance, whose inverse square root comes from Newton's iteration.
+    """Whiten a batch by the inverse square root of its covariance, computed by Newton's iteration.
 
-    In training, for ``n`` samples of ``d`` channels (Huang et al., *Iterative Normalization: Beyond
-    Standardization towards Efficient Whitening*, CVPR 2019)::
+    Training, for ``n`` samples of ``d`` channels (Huang et al., *Iterative Normalization: Beyond Standardization
+    towards Efficient Whitening*, CVPR 2019)::
 
         xc = x - mean;   S = xc^T xc / n + eps I
         P_0 = I;         P_k = (3 P_{k-1} - P_{k-1}^3 S / tr S) / 2
         W  = P_T / sqrt(tr S)
         y  = gamma * (W xc) + beta
 
-    The gradient goes through mean, covariance and iteration. ``running <- (1 - momentum) * running + momentum *
-    batch`` for the mean and for W; evaluation uses these two, or the batch's own without running statistics.
+    The gradient flows through mean, covariance and iteration. The running mean and the running W follow ``running <- (1
+    - momentum) * running + momentum * batch``. Evaluation uses both, or the batch's own without running statistics.
 
     Args:
-        num_features: ``d``, the channels.
-        eps: added to the covariance's diagonal; 1e-5 as in the paper.
-        momentum: share of the new batch in the running state; 0.1 as BatchNorm's. None for a plain average.
-        num_iterations: ``T``; 5 as in the paper. More whiten directions of small variance further.
+        num_features: number of channels, ``d``.
+        eps: added to the diagonal of the covariance; 1e-5 as in the paper.
+        momentum: share of the new batch in the running state; 0.1 as in BatchNorm. None: plain average.
+        num_iterations: number of iterations, ``T``; 5 as in the paper. With more iterations, directions of small
+            variance are whitened further.
 
-    Other arguments, shapes, state (without ``running_var``) and errors are SWBN's.
+    The other arguments, the shapes, the state (without ``running_var``) and the errors are as in
+    :class:`~swbn_lightning.norms.swbn.SWBN`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Stochastic Whitening Batch Normalization: the layers (CVPR 2021, Algorithms 1 and 3)."""
+"""SWBN layers: Stochastic Whitening Batch Normalization (CVPR 2021, Algorithms 1 and 3)."""
 
 import math
 from numbers import Real
@@ -19,54 +19,60 @@ from swbn_lightning.norms.torch_internals import outside_selective_checkpointing
 
 
 class SWBN(WhiteningNorm):
-    r"""Standardise a batch, then multiply by a whitening matrix learnt online.
+    """Standardise a batch, then multiply it by a whitening matrix W that is updated once per batch.
 
-    In training, for ``n`` samples of ``d`` channels (Zhang et al., CVPR 2021, Algorithm 1)::
+    Training, for ``n`` samples of ``d`` channels (Zhang et al., CVPR 2021, Algorithm 1)::
 
         xs = (x - mean) / sqrt(var + eps)           var unbiased
         S  = xs^T xs / n
         W <- W - step_size * dW(W, S);  W <- (W + W^T) / 2
-        y  = gamma * (W xs) + beta                  with the W just updated
+        y  = gamma * (W xs) + beta                  with the updated W
 
-    and ``running <- (1 - momentum) * running + momentum * batch`` for mean and variance. W takes one step
-    a training forward. To the task loss W is a constant; mean and variance are not, as in BatchNorm.
+    The running mean and variance follow ``running <- (1 - momentum) * running + momentum * batch``. The gradient flows
+    through the batch mean and variance, as in BatchNorm, but not through W.
 
-    In evaluation, running mean, running variance and the stored W, no update (Algorithm 3): one affine
-    map. Without running statistics the batch's own are used in both modes; W learns only in training.
+    Evaluation (Algorithm 3) uses the running mean, the running variance and the stored W. It updates nothing, so the
+    layer is a fixed affine map. Without running statistics, both modes use those of the batch; W still learns in
+    training.
 
-    A batch that is not finite, or whose step of W would not be, leaves the state as it was and is counted
-    in ``num_batches_rejected``. In float16 a diverged W is scaled down for an output that could overflow.
+    A non-finite batch, or one whose step of W would be non-finite, leaves the state unchanged and is counted in
+    ``num_batches_rejected``. For float16 input, a diverged W is scaled down where the output could overflow.
 
     Args:
-        num_features: ``d``, the channels.
-        eps: added to the variance; 1e-8 as the paper's tolerance (BatchNorm's is 1e-5).
-        momentum: share of the new batch in the running statistics, PyTorch's convention; 0.05, since the
-            paper keeps eta = 0.95. None for a plain average over all batches.
-        affine: learnable gamma and beta.
-        track_running_stats: keep running mean and variance for evaluation.
-        criterion: ``"fro"`` (the default: less sensitive to the step size, section 3.4) or ``"kl"``.
-        step_size: alpha of W's step; 1e-5 as in the paper, over about 58,000 steps. What counts is
-            ``step_size`` times the number of steps: a run of 1,000 steps needs a larger one.
-        num_groups: whiten so many contiguous blocks of channels apart; None and 1 are the paper: all together.
-        group_size: instead of ``num_groups``, as few equal blocks as have at most so many channels: one number for
-            layers of all widths. IterNorm's released training scripts have 64.
-        sync: in a distributed run, use the statistics of the whole batch over all processes. Two
-            collectives a forward, one a backward.
-        bias: with ``affine``, whether there is a beta, as BatchNorm has it in newer PyTorch.
+        num_features: number of channels, ``d``.
+        eps: added to the variance. The default is the paper's tolerance, 1e-8 (BatchNorm's is 1e-5).
+        momentum: share of the new batch in the running statistics (PyTorch's convention). The default is 0.05 because
+            the paper keeps eta = 0.95 of the old value. None: plain average over all batches.
+        affine: learn gamma and beta.
+        track_running_stats: keep a running mean and variance for evaluation.
+        device: as in BatchNorm.
+        dtype: dtype of gamma and beta. Statistics and W are float32 or better.
+        criterion: ``"fro"`` (default, less sensitive to the step size, section 3.4) or ``"kl"``.
+        step_size: step size of W, the paper's alpha. The default is the paper's 1e-5, for about 58,000 steps. What
+            counts is ``step_size`` times the number of steps, so a run of 1,000 steps needs a larger value.
+        num_groups: number of contiguous channel groups, each whitened separately. None means 1, as in the paper: all
+            channels together.
+        group_size: instead of ``num_groups``, the largest number of channels per group. The number of groups is
+            ``num_features / group_size``, rounded up. One value serves layers of different widths; IterNorm's released
+            training scripts use 64.
+        sync: in a distributed run, use the statistics of the whole batch over all processes. This costs two collectives
+            per forward and one per backward.
+        bias: with ``affine``, learn beta too, as in BatchNorm of newer PyTorch.
 
     Shape:
-        1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. Output as input, in
-        shape, dtype and memory layout.
+        1d: ``[N, C]`` or ``[N, C, L]``; 2d: ``[N, C, H, W]``; 3d: ``[N, C, D, H, W]``. The output has the shape, dtype
+        and memory layout of the input.
 
-    State: ``weight``, ``bias``, ``running_mean``, ``running_var`` of ``[C]``, ``whitening_matrix`` of
-    ``[num_groups, C/num_groups, C/num_groups]``, ``num_batches_tracked``. All but weight and bias stay
+    State: ``weight``, ``bias``, ``running_mean`` and ``running_var`` are ``[C]``, ``whitening_matrix`` is
+    ``[num_groups, C/num_groups, C/num_groups]``, and ``num_batches_tracked`` is a scalar. The statistics and W stay
     float32 under ``.half()``, ``.bfloat16()`` and autocast.
 
     Raises:
-        ValueError: in the constructor for an unknown criterion, groups that do not divide ``num_features``
-            equally, a step size that is not positive and finite; in ``forward`` for a wrong number
-            of dimensions and for a single value a channel in training.
-        RuntimeError: in ``forward`` for a wrong number of channels.
+        ValueError: in the constructor, for an invalid argument, such as an unknown criterion, a number of groups that
+            does not divide ``num_features``, or a step size that is not positive and finite. In ``forward``, for a
+            wrong number of dimensions or, in training, only one value per channel.
+        RuntimeError: in ``forward``, for a wrong number of channels, or if W was cast to 16 bits.
+        NotImplementedError: in ``forward``, for input that is not floating point.
     """
 
     running_var: Tensor | None
@@ -111,7 +117,7 @@ class SWBN(WhiteningNorm):
         return f"{super().extra_repr()}, criterion={self.criterion}, step_size={self.step_size:g}"
 
     def _train(self, x: Tensor) -> Tensor:
-        """Algorithm 1."""
+        """Run Algorithm 1."""
         self._check_state()
         batch = choose.standardized(x, self)  # steps 1, 2 and 5
         if batch is None:
@@ -127,10 +133,10 @@ class SWBN(WhiteningNorm):
         return y
 
     def _step(self, batch: StandardizedBatch, dtype: torch.dtype) -> Tensor:
-        """What a batch changes, unless it or the step is not finite; returns its W, a tensor of its own.
+        """Update the state with a batch and return its W, in a tensor of its own.
 
-        The graph keeps the returned tensor; the buffers are only copied into, so that a second forward before the
-        backward cannot change what the first one saved. No branch on the host.
+        A non-finite batch or step changes nothing. The graph keeps the returned tensor. Buffers are only copied into,
+        so a second forward before the backward cannot change what the first one saved. Nothing branches on the host.
         """
         old = self.whitening_matrix
         s = batch.covariance().to(old.dtype)  # step 6
@@ -144,7 +150,7 @@ class SWBN(WhiteningNorm):
         return keep_in_range(w, s, batch.samples, self.weight, dtype) if dtype == torch.float16 else w
 
     def _evaluate(self, x: Tensor) -> Tensor:
-        """Algorithm 3; with the batch's own mean and variance where there are no running ones."""
+        """Run Algorithm 3, with the batch's mean and variance if there are no running ones."""
         mean, variance, w = self.running_mean, self.running_var, self.whitening_matrix
         if 0 in x.shape[2:]:
             return self._forward_empty(x)
@@ -161,18 +167,18 @@ class SWBN(WhiteningNorm):
 
 
 class SWBN1d(SWBN):
-    """:class:`SWBN` for ``[N, C]`` or ``[N, C, L]``; a drop-in for ``nn.BatchNorm1d``."""
+    """:class:`SWBN` for ``[N, C]`` or ``[N, C, L]``; a drop-in replacement for ``nn.BatchNorm1d``."""
 
     input_dims = (2, 3)
 
 
 class SWBN2d(SWBN):
-    """:class:`SWBN` for ``[N, C, H, W]``; a drop-in for ``nn.BatchNorm2d``."""
+    """:class:`SWBN` for ``[N, C, H, W]``; a drop-in replacement for ``nn.BatchNorm2d``."""
 
     input_dims = (4,)
 
 
 class SWBN3d(SWBN):
-    """:class:`SWBN` for ``[N, C, D, H, W]``; a drop-in for ``nn.BatchNorm3d``."""
+    """:class:`SWBN` for ``[N, C, D, H, W]``; a drop-in replacement for ``nn.BatchNorm3d``."""
 
     input_dims = (5,)

@@ -1,4 +1,4 @@
-"""Intervals of means and of paired differences, right for a few seeds and for thousands of episodes alike."""
+"""Confidence intervals of means and paired differences, for a few seeds as well as thousands of episodes."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ _ROUNDING = 1e-10  # values this near to each other are equal: of accuracies, as
 
 
 class Interval(NamedTuple):
-    """A mean and what is known of it."""
+    """A mean with its confidence interval."""
 
     mean: float
     std: float | None  # standard deviation (n - 1); None for a single value
@@ -22,21 +22,21 @@ class Interval(NamedTuple):
 
     @property
     def leaves_out_zero(self) -> bool | None:
-        """Whether zero is outside; None where there is no interval, but of several values that all are 0."""
+        """Whether the interval excludes zero. None without an interval; False if several values are all 0."""
         if self.half_width is None:
             return False if self.number > 1 and abs(self.mean) <= _ROUNDING else None
         return abs(self.mean) > self.half_width
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The mean with its interval by Student's t: ``mean ± t(n - 1) * std / sqrt(n)``.
+    """Return the mean with its Student's t interval: ``mean ± t(n - 1) * std / sqrt(n)``.
 
-    It holds for independent values that are about normal; of 50 or more, for any. Values that are equal to within
-    rounding have no interval: two seeds that agree are no proof of a spread of 0.
+    It holds for independent values that are about normal; from 50 values on, for any distribution. Values that are
+    equal up to rounding have no interval, because two seeds that agree do not prove a spread of 0.
 
     Args:
         values: at least one.
-        confidence: of the interval, in (0, 1).
+        confidence: confidence of the interval, in (0, 1).
     """
     mean, number = statistics.fmean(values), len(values)
     if number == 1:
@@ -46,7 +46,7 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
 
 
 def half_width(std: float, number: int, confidence: float = CONFIDENCE) -> float | None:
-    """``t(number - 1) * std / sqrt(number)``; None for fewer than two values, and for such as are equal."""
+    """Return ``t(number - 1) * std / sqrt(number)``; None for fewer than two values, or for equal ones."""
     if number < 2 or std <= _ROUNDING:
         return None
     return t_quantile(number - 1, confidence) * std / math.sqrt(number)
@@ -55,29 +55,32 @@ def half_width(std: float, number: int, confidence: float = CONFIDENCE) -> float
 def paired_difference(
     values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The mean of ``values - baseline`` with its interval, pair by pair: what a pair has in common cancels."""
+    """Return the mean of ``values - baseline`` with its interval, pair by pair.
+
+    What the two values of a pair have in common cancels.
+    """
     return mean_interval([value - base for value, base in zip(values, baseline, strict=True)], confidence)
 
 
 def two_way_difference(
     values: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The mean of ``values - baseline`` over seeds and episodes, with an interval for other seeds *and* other episodes.
+    """Return the mean of ``values - baseline``, with an interval for other seeds *and* other episodes.
 
-    The episodes are the same for all seeds, so their luck is in every seed's difference alike. The model is
+    All seeds share the same episodes, so the episodes affect every seed's difference alike. The model is
     ``difference[s, e] = mean + seed[s] + episode[e] + rest[s, e]``, all random. The half-width is ``sqrt(a**2 +
     b**2)``:
 
-    - ``a``, Student's half-width over the seeds' means, at least that of the rest: two seeds that happen to agree would
-      else prove anything;
-    - ``b``, that over the episodes' means, less the rest, which is in ``a`` already.
+    - ``a`` is Student's half-width over the means of the seeds, and at least that of the rest. Otherwise two seeds that
+      agree by chance would prove anything.
+    - ``b`` is the half-width over the means of the episodes, less the rest, which ``a`` already contains.
 
-    Adding squared half-widths is Graybill and Wang's way, J. Amer. Statist. Assoc. 75, 1980.
+    Adding squared half-widths follows Graybill and Wang, J. Amer. Statist. Assoc. 75, 1980.
 
     Args:
-        values: a row a seed, of its accuracies on the episodes; two or more of both.
-        baseline: the same, of the same seeds on the same episodes.
-        confidence: as :func:`mean_interval`.
+        values: one row per seed with its accuracies on the episodes; at least two seeds and two episodes.
+        baseline: the same, for the same seeds on the same episodes.
+        confidence: as in :func:`mean_interval`.
     """
     difference = np.asarray(values, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     seeds, episodes = difference.shape
@@ -97,7 +100,7 @@ def two_way_difference(
 
 
 class Difference(NamedTuple):
-    """By how much one side of pairs is above the other."""
+    """By how much one side of the pairs is above the other."""
 
     over_seeds: Interval | None  # for other seeds, on these episodes or images
     over_episodes: Interval | None  # for other episodes, with these networks
@@ -105,9 +108,10 @@ class Difference(NamedTuple):
 
     @property
     def deciding(self) -> Interval | None:
-        """The one that decides: of seeds that share their episodes that over both, of one seed that over episodes.
+        """The interval that decides.
 
-        Where no episodes were saved it is that over seeds.
+        It is the one over both, for several seeds that share their episodes. For one seed it is the one over episodes.
+        Without saved episodes it is the one over seeds.
         """
         if self.over_both is not None:
             return self.over_both
@@ -121,13 +125,14 @@ def difference(
     episodes: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None,
     confidence: float = CONFIDENCE,
 ) -> Difference:
-    """The difference between two sides seed by seed and, where both were tested on the same ones, episode by episode.
+    """Return the difference between two sides, by seed and, where both were tested on the same episodes, by episode.
 
     Args:
-        values: one a seed; none where the sides have no seed in common.
-        baseline: of the same seeds.
-        episodes: of both sides a row a seed, of its accuracies on the same episodes; without a seed in common any rows.
-        confidence: as :func:`mean_interval`.
+        values: one per seed; empty if the sides have no seed in common.
+        baseline: for the same seeds.
+        episodes: for both sides, one row per seed with its accuracies on the same episodes. Without a common seed, any
+            rows.
+        confidence: as in :func:`mean_interval`.
     """
     over_seeds = paired_difference(values, baseline, confidence=confidence) if values else None
     if episodes is None:
@@ -139,13 +144,13 @@ def difference(
 
 
 def corrected(comparisons: int) -> float:
-    """The confidence of each of several intervals, of which all are right in 95% of cases (Bonferroni)."""
+    """Return the confidence each of several intervals needs so that all are right in 95% of cases (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / comparisons
 
 
 @functools.cache
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The ``t`` with ``P(|T| < t) = confidence`` for Student's distribution: 12.706 for one degree of freedom."""
+    """Return the ``t`` with ``P(|T| < t) = confidence`` for Student's distribution; 12.706 for one degree."""
     from scipy import stats  # a second of loading, which what needs no interval is spared
 
     return float(stats.t.ppf((1 + confidence) / 2, degrees))

@@ -1,5 +1,7 @@
-"""The figures of the paper's tables, from ``paper_results.csv``: Zhang et al., *Stochastic Whitening Batch
-Normalization*, CVPR 2021: the two wall-clock tables, CIFAR-10, CIFAR-100, ImageNet and few-shot.
+"""The figures in the paper's tables, from ``paper_results.csv``.
+
+Source: Zhang et al., *Stochastic Whitening Batch Normalization*, CVPR 2021: two wall-clock tables, CIFAR-10, CIFAR-100,
+ImageNet and few-shot.
 """
 
 import csv
@@ -13,7 +15,7 @@ from swbn_lightning.errors import InputError
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One cell of one of the paper's tables. A text that does not apply is empty."""
+    """One cell of one of the paper's tables. Text fields that do not apply are empty."""
 
     table: str  # its label in the paper's source
     section: str
@@ -30,20 +32,20 @@ class PaperFigure:
 
 @functools.cache
 def paper_figures() -> tuple[PaperFigure, ...]:
-    """All cells of all tables, in the paper's order."""
+    """Return all cells of all tables, in the paper's order."""
     text = resources.files("swbn_lightning.runs").joinpath("paper_results.csv").read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
     return tuple(PaperFigure(**{**row, "value": float(row["value"]) if row["value"] else None}) for row in rows)
 
 
 def find_paper_figure(**columns: str) -> PaperFigure | None:
-    """The cell that has these values in these columns; None if there is none, or if it says N/A.
+    """Return the cell with these values in these columns; None if there is none, or if it says N/A.
 
     Args:
-        columns: of :class:`PaperFigure`, as ``dataset="cifar-10", network="wrn_28_10", norm="bn"``.
+        columns: fields of :class:`PaperFigure`, such as ``dataset="cifar-10", network="wrn_28_10", norm="bn"``.
 
     Raises:
-        InputError: more than one cell has them.
+        InputError: several cells match.
     """
     figures = (figure for figure in paper_figures() if figure.value is not None)
     found = [f for f in figures if all(getattr(f, column) == value for column, value in columns.items())]

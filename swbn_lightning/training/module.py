@@ -1,4 +1,4 @@
-"""What both trainings share: optimiser and schedule, the backbone, the training step."""
+"""The base of few-shot and classification training: optimiser and schedule, backbone, training step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,36 +27,36 @@ AUTO = "auto"
 
 
 class TrainingModule(CapturedTraining, ResumableModule):
-    """A LightningModule with a backbone whose normalisation layers come from the factory.
+    """A LightningModule with a backbone that can use any normalisation layer.
 
-    A subclass sets its head and defines :meth:`training_loss` and evaluation. Arguments are plain data, so
-    that a checkpoint holds them and loads without running code.
+    A subclass sets its head and defines :meth:`training_loss` and the evaluation. Arguments are plain data, so a
+    checkpoint contains them and loads without running code.
 
     Args:
         backbone: a name from :func:`~swbn_lightning.backbones.available_backbones`; or, in Python, a
-            :class:`~swbn_lightning.backbones.Backbone`, which then is not saved with the hyperparameters.
+            :class:`~swbn_lightning.backbones.Backbone`, which is not saved with the hyperparameters.
         norm: a name from :meth:`~swbn_lightning.NormFactory.names`.
-        norm_args: options of the norm, as ``{step_size: 0.001}``. ``step_size: auto`` becomes ``step_budget`` divided
-            by the run's number of training forwards, at most 1e-2, before training; a checkpoint holds the number.
-        backbone_args: options of the backbone, as ``{in_channels: 1}``.
+        norm_args: options of the norm, such as ``{step_size: 0.001}``. ``step_size: auto`` is set before training to
+            ``step_budget`` divided by the run's number of training forwards, at most 1e-2; a checkpoint has the number.
+        backbone_args: options of the backbone, such as ``{in_channels: 1}``.
         optimizer: makes the optimiser from the parameters.
         lr_scheduler: makes the schedule from the optimiser; None for a constant rate.
-        lr_interval: what the schedule counts, ``"epoch"`` or ``"step"``.
-        warmup_steps: the rate rises linearly over so many steps; 0 for none.
-        channels_last: run the backbone in channels_last layout, in which the whitening layers copy nothing
-            (a ResNet-20 step on two CPU cores: 1.2 to 1.3 times as fast, whichever norm).
-        step_budget: for ``step_size: auto``; None for 0.5 (KL) or 5 (Frobenius), docs/step-size.md.
-        spare_norms_and_biases: no weight decay for gamma, beta and biases; by default the optimiser's for all, as in
-            the experiments that the paper repeats.
+        lr_interval: unit of the schedule, ``"epoch"`` or ``"step"``.
+        warmup_steps: number of steps over which the rate rises linearly; 0 for none.
+        channels_last: run the backbone in channels_last layout, in which the whitening layers need no copy (a ResNet-20
+            step on two CPU cores: 1.2 to 1.3 times as fast, with any norm).
+        step_budget: for ``step_size: auto``; None for 0.5 (KL) or 5 (Frobenius), see docs/step-size.md.
+        spare_norms_and_biases: no weight decay for gamma, beta and biases. By default everything decays, as in the
+            experiments that the paper repeats.
         compile: run the backbone through ``torch.compile``.
-        cuda_graph: capture forward, backward and optimiser step once and replay them (``CapturedStep``): for small
-            networks on a GPU, whose steps are bound by launching kernels.
-        backbone_checkpoint: start from the backbone in this checkpoint of any of this package's models. It is read
-            once, here; a checkpoint of this model needs the file no more.
+        cuda_graph: capture forward, backward and optimiser step once as a CUDA graph, and replay it. This helps small
+            networks on a GPU, where launching kernels takes most of the time.
+        backbone_checkpoint: start from the backbone in this checkpoint of any of this package's models. The file is
+            read only here; a checkpoint of this model does not need it.
 
     Raises:
-        InputError: an unknown name or option; options for a backbone that is given whole; a negative warm-up; a
-            checkpoint of another backbone; before training, with ``cuda_graph``, whatever a captured step cannot do.
+        InputError: an unknown name or option; options for a backbone that is given as a module; a negative warm-up; a
+            checkpoint of another backbone; before training, with ``cuda_graph``, a step that cannot be captured.
     """
 
     head: nn.Module
@@ -120,11 +120,11 @@ class TrainingModule(CapturedTraining, ResumableModule):
         self.results: dict[str, dict[str, Any]] = {}
 
     def training_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The loss to minimise and the accuracy (fraction) of one batch."""
+        """Return the loss to minimise and the accuracy (a fraction) of one batch."""
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features ``[N, C]``, or maps ``[N, C, h, w]``, of images ``[N, in_channels, H, W]``."""
+        """Return features ``[N, C]``, or maps ``[N, C, h, w]``, of images ``[N, in_channels, H, W]``."""
         images = images.to(next(self.backbone.parameters()).dtype)  # precision: bf16-true and the like
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=layout)
@@ -134,7 +134,7 @@ class TrainingModule(CapturedTraining, ResumableModule):
         return self.embed(images)
 
     def watch_finite(self, outputs: Tensor, images: Tensor) -> Tensor:
-        """``outputs`` of an evaluation; if they are not finite, notes where in the network that begins."""
+        """Return the ``outputs`` of an evaluation; if they are not finite, note where in the network that begins."""
         if self._not_finite is None and not_finite({"outputs": outputs}):
             layer = first_not_finite(self, lambda: self(images)) or "the head"
             bad = [name for name in not_finite(state_of(self)) if name.startswith(f"{layer.partition(' ')[0]}.")]
@@ -142,10 +142,10 @@ class TrainingModule(CapturedTraining, ResumableModule):
         return outputs
 
     def stop_unless_finite(self, split: str) -> None:
-        """End an evaluation that :meth:`watch_finite` noted something of; every process must call it.
+        """Stop an evaluation with non-finite outputs; every process must call it.
 
         Raises:
-            InputError: with the layer where it begins.
+            InputError: names the layer where it begins.
         """
         found, self._not_finite = self._not_finite, None
         if found is None:  # an infinite factor or variance leaves finite outputs that say nothing
@@ -174,9 +174,12 @@ class TrainingModule(CapturedTraining, ResumableModule):
             self.resolve_step_size("norm_args", self.backbone)
 
     def resolve_step_size(self, argument: str, module: nn.Module, forwards_per_batch: int = 1) -> None:
-        """Where ``argument`` says ``step_size: auto``: give the layers in ``module`` the step size of this run.
+        """Set the step size of this run in the layers of ``module``, if ``argument`` has ``step_size: auto``.
 
-        ``argument`` is one of :attr:`norm_arguments`; a batch goes through these layers ``forwards_per_batch`` times.
+        Args:
+            argument: one of :attr:`norm_arguments`.
+            module: contains the SWBN layers.
+            forwards_per_batch: how often a batch goes through these layers.
         """
         if argument not in self._auto_step_sizes:
             return
@@ -189,7 +192,11 @@ class TrainingModule(CapturedTraining, ResumableModule):
         rank_zero_info(f"step_size: auto{where} is {value:.3g} for {forwards} training forwards")
 
     def image_data(self) -> ImageDataModule:
-        """The trainer's data module."""
+        """Return the trainer's data module.
+
+        Raises:
+            InputError: it is not one of this package's.
+        """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, ImageDataModule):
             raise InputError(
@@ -242,17 +249,17 @@ class TrainingModule(CapturedTraining, ResumableModule):
 
 
 def without_auto(norm_args: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Options of a norm without ``step_size: auto``, which is no number yet."""
+    """Return a norm's options without ``step_size: auto``, which is not a number yet."""
     if (norm_args or {}).get("step_size") != AUTO:
         return norm_args
     return {key: value for key, value in (norm_args or {}).items() if key != "step_size"}
 
 
 def training_forward(module: pl.LightningModule, batch: Any) -> Any:
-    """Run the network on a batch as it arrives in ``training_step``, without logging anything.
+    """Run the network on a batch as it arrives in ``training_step``, without logging.
 
-    This package's modules compute their training loss; of others the module itself is called with the batch, or with
-    its first element where it is a list or tuple.
+    This package's modules compute their training loss. Other modules are called with the batch, or with its first
+    element if it is a list or tuple.
     """
     if isinstance(module, TrainingModule):
         return module.training_loss(batch)

@@ -1,4 +1,4 @@
-"""Learning rates that no schedule of PyTorch's gives, and how Lightning is told of a schedule."""
+"""Learning rate schedules that PyTorch does not have, and how Lightning receives a schedule."""
 
 from abc import ABCMeta, abstractmethod
 from bisect import bisect_right
@@ -15,18 +15,19 @@ from swbn_lightning.errors import InputError
 
 
 class PiecewiseConstantLR(LRScheduler):
-    """The optimiser's rate until the first milestone, then given ones: steps of any ratio (``MultiStepLR``'s has one).
+    """Keep the optimiser's rate until the first milestone, then use the given rates.
 
-    The cross attention network's public code trains so: 0.1, then 0.006, 0.0012, 0.00024 (Hou et al., NeurIPS 2019).
+    The steps can have any ratio (``MultiStepLR`` has only one). The cross attention network's public code uses 0.1,
+    then 0.006, 0.0012, 0.00024 (Hou et al., NeurIPS 2019).
 
     Args:
-        optimizer: whose rate is scheduled; parameter groups keep their ratio to the first.
-        milestones: rising numbers of epochs (or steps, with ``lr_interval: step``).
-        rates: the rate from each milestone on, of the first parameter group.
-        last_epoch: as PyTorch's schedules have it.
+        optimizer: the optimiser to schedule; parameter groups keep their ratio to the first.
+        milestones: rising numbers of epochs (or of steps, with ``lr_interval: step``).
+        rates: rate of the first parameter group from each milestone on.
+        last_epoch: as in PyTorch's schedules.
 
     Raises:
-        InputError: milestones that do not rise; another number of rates; a rate below 0.
+        InputError: the milestones do not rise, the number of rates differs, or a rate is below 0.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class PiecewiseConstantLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[Any]:  # versions of torch differ in the type of a rate
-        """Each parameter group's rate now."""
+        """Return each parameter group's current rate."""
         place = bisect_right(self.milestones, self.last_epoch)
         first = float(self.base_lrs[0])
         rate = self.rates[place - 1] if place else first
@@ -48,12 +49,12 @@ class PiecewiseConstantLR(LRScheduler):
 
 
 class ReduceLROnPlateau(cli.ReduceLROnPlateau):
-    """torch's, which watches what Lightning's class is told, or else what :func:`watched_by` says.
+    """PyTorch's ``ReduceLROnPlateau``, with a default for the metric that it watches.
 
     Args:
-        optimizer: whose rate is reduced.
-        monitor: a logged metric; None for ``val/loss``, or ``val/accuracy`` where ``mode`` is ``max``.
-        mode: as torch has it, and all that follow.
+        optimizer: the optimiser whose rate is reduced.
+        monitor: a logged metric. None: ``val/loss``, or ``val/accuracy`` if ``mode`` is ``max``.
+        mode: as in PyTorch, like all further options.
     """
 
     def __init__(self, optimizer: Optimizer, monitor: str | None = None, mode: str = "min", **options: Any) -> None:
@@ -61,7 +62,7 @@ class ReduceLROnPlateau(cli.ReduceLROnPlateau):
 
 
 class _ByShortNames(ABCMeta):
-    """Has a parser find every schedule by its class name: torch and Lightning both have a ``ReduceLROnPlateau``."""
+    """Let a parser find every schedule by its class name; torch and Lightning both have a ``ReduceLROnPlateau``."""
 
     def __subclasses__(cls) -> list[type]:
         found: list[type] = [ReduceLROnPlateau]
@@ -86,16 +87,16 @@ ScheduleCallable = Callable[[Optimizer], Schedule]
 
 
 class WarmUp:
-    """Another schedule, whose rates rise linearly over the first steps of the optimiser.
+    """Another schedule with rates that rise linearly over the first steps of the optimiser.
 
-    Step s of the first ``steps`` is made with the share ``(s + 1) / (steps + 1)`` of the rate that the other schedule
-    says. It is the only one that the trainer knows of. The other one sees its own rates, as if there were no warm-up.
+    Step s of the first ``steps`` uses the share ``(s + 1) / (steps + 1)`` of the other schedule's rate. The trainer
+    knows only this schedule. The other one sees its own rates, as if there were no warm-up.
 
     Args:
-        optimizer: whose rates are scheduled.
-        steps: of the warm-up.
-        schedule: the other one, already made for that optimiser; None for the optimiser's own rates.
-        interval: what the other one counts, ``"step"`` or ``"epoch"``.
+        optimizer: the optimiser to schedule.
+        steps: number of warm-up steps.
+        schedule: the other schedule, already made for that optimiser; None for the optimiser's own rates.
+        interval: unit of the other schedule, ``"step"`` or ``"epoch"``.
     """
 
     def __init__(self, optimizer: Optimizer, steps: int, schedule: Any = None, interval: str = "epoch") -> None:
@@ -105,18 +106,18 @@ class WarmUp:
         self._warm()
 
     def step(self, epoch_ended: bool = False) -> None:
-        """After a step of the optimiser."""
+        """Advance after a step of the optimiser."""
         self._done += 1
         plateau = isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
         act = self.schedule is not None and not plateau and (self.interval == "step" or epoch_ended)
         self._let(self.schedule.step if act else lambda: None)
 
     def look(self, metric: Any) -> None:
-        """For a ``ReduceLROnPlateau``, at the end of an epoch: what it watches."""
+        """Give a ``ReduceLROnPlateau`` its metric at the end of an epoch."""
         self._let(lambda: self.schedule.step(metric))
 
     def get_last_lr(self) -> list[float]:
-        """Each parameter group's rate now."""
+        """Return each parameter group's current rate."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class WarmUp:
             self.schedule.load_state_dict(state["schedule"])
 
     def _let(self, act: Any) -> None:
-        """Have the other schedule do something to its own rates."""
+        """Let the other schedule work on its own rates."""
         self._set(self._rates)
         act()
         self._rates = self.get_last_lr()
@@ -148,7 +149,7 @@ class WarmUp:
 
 
 def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, warmup_steps: int) -> list[Any]:
-    """What ``configure_optimizers`` returns of a schedule: one entry, or none where the rate stays."""
+    """Return a schedule in the form ``configure_optimizers`` needs: one entry, or none for a constant rate."""
     if warmup_steps:
         return [{"scheduler": WarmUp(optimizer, warmup_steps, schedule, interval), "interval": "step"}]
     if schedule is None:
@@ -160,5 +161,5 @@ def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, war
 
 
 def watched_by(plateau: torch.optim.lr_scheduler.ReduceLROnPlateau) -> str:
-    """What Lightning's class is told, else the validation's loss, or its accuracy where a maximum is waited for."""
+    """Return the watched metric: as given, else the validation loss, or its accuracy if ``mode`` is ``max``."""
     return getattr(plateau, "monitor", None) or ("val/loss" if plateau.mode == "min" else "val/accuracy")

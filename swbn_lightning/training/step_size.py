@@ -1,7 +1,7 @@
-"""``step_size: auto``: the step of SWBN's whitening matrix for the length of a run.
+"""``step_size: auto``: the step size of SWBN's whitening matrix for the length of a run.
 
-What counts is the step size times the number of steps. The paper's 1e-5 over about 58,000 steps is 0.6; the same step
-leaves a run of 1,000 steps hardly whitened (docs/step-size.md).
+What counts is the step size times the number of steps. For the paper's 1e-5 and about 58,000 steps this is 0.6. The
+same step size hardly whitens in a run of 1,000 steps (docs/step-size.md).
 """
 
 import math
@@ -18,15 +18,15 @@ LARGEST = 1e-2  # both criteria stayed finite there; 0.05 diverged (KL, 256 chan
 
 
 def auto_step_size(criterion: str, num_forwards: float, budget: float | None = None) -> float:
-    """``budget / num_forwards``, at most 1e-2.
+    """Return ``budget / num_forwards``, at most 1e-2.
 
     Args:
         criterion: ``"kl"`` or ``"fro"``, which have different budgets.
-        num_forwards: training forwards of the whole run.
-        budget: step size times number of steps; None for 0.5 (KL) or 5 (Fro).
+        num_forwards: number of training forwards in the whole run.
+        budget: step size times number of steps; None for 0.5 (KL) or 5 (Frobenius).
 
     Raises:
-        InputError: a budget that is not positive; a run without an end.
+        InputError: the budget is not positive and finite, or the run has no end.
     """
     if budget is None:
         budget = BUDGETS[criterion]
@@ -41,10 +41,12 @@ def auto_step_size(criterion: str, num_forwards: float, budget: float | None = N
 
 
 def set_step_size(model: nn.Module, num_forwards: float, budget: float | None = None) -> float:
-    """Give all SWBN layers of a model the step size for a run; returns it.
+    """Set the step size of all SWBN layers in a model for a run, and return the first layer's.
+
+    The arguments besides ``model`` are as in :func:`auto_step_size`.
 
     Raises:
-        InputError: no SWBN layer; as :func:`auto_step_size`.
+        InputError: the model has no SWBN layer; also as in :func:`auto_step_size`.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, SWBN)]
     if not layers:

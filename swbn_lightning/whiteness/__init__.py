@@ -1,4 +1,4 @@
-"""Whiteness of features: measures, and the callback that logs them."""
+"""Measures of how white features are, and the callback that logs them."""
 
 from swbn_lightning.whiteness.measure import LayerWhiteness, feature_moments, measure_whiteness
 from swbn_lightning.whiteness.measures import (

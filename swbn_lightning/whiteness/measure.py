@@ -1,4 +1,4 @@
-"""Measuring a network's normalisation layers without leaving a trace in it."""
+"""Measure a network's normalisation layers without changing the network."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +24,7 @@ from swbn_lightning.whiteness.moments import FeatureMoments
 class LayerWhiteness:
     """How white one layer's output is, before gamma and beta.
 
-    Constant channels are left out of every measure: ``d`` is ``num_features - num_constant``.
+    Constant channels are left out of every measure, so ``d`` is ``num_features - num_constant``.
     """
 
     distance: float  # norm_F(Corr - I)
@@ -41,7 +41,7 @@ class LayerWhiteness:
 
     @property
     def few_samples(self) -> bool:
-        """Fewer samples than channels that vary, so that the covariance is singular whatever the layer does."""
+        """Whether there are fewer samples than varying channels, so that the covariance is singular for any layer."""
         return self.num_samples < self.num_features - self.num_constant
 
 
@@ -53,25 +53,25 @@ def measure_whiteness(
     batch_size: int = 128,
     exclude: str | Sequence[str] = (),
 ) -> dict[str, LayerWhiteness]:
-    """How white every normalisation layer's output is, in evaluation mode, before gamma and beta.
+    """Measure how white every normalisation layer's output is, in evaluation mode, before gamma and beta.
 
-    The model's modes, state and random streams are afterwards what they were.
+    Afterwards the model's modes, state and random streams are what they were before.
 
     Args:
-        model: holds the layers. Compiled networks run uncompiled meanwhile.
+        model: contains the layers. Compiled networks run uncompiled meanwhile.
         images: ``[N, ...]``, the model's input.
-        forward: what is run on a batch of them; the model itself by default.
-        layers: a pattern of module names, as ``"backbone.blocks.*"``, or several of which one must fit.
-        batch_size: images in one forward.
-        exclude: a pattern that must not fit, or several.
+        forward: runs on each batch of images; by default the model itself.
+        layers: pattern of module names, such as ``"backbone.blocks.*"``, or several; a layer must match one.
+        batch_size: images per forward.
+        exclude: pattern of layers to leave out, or several.
 
     Returns:
-        Layer name to :class:`LayerWhiteness`, in the order of the model's modules; layers that the forward
-        does not reach are left out. All uses of a layer in one forward count together.
+        Maps layer names to :class:`LayerWhiteness`, in the order of the model's modules. Layers that the forward does
+        not reach are left out. All uses of a layer in one forward count together.
 
     Raises:
-        InputError: no normalisation layer; a pattern that fits none, or patterns that leave none; a ``LayerNorm`` of
-            which it cannot be told where the channels are.
+        InputError: the model has no normalisation layer; a pattern matches none, or the patterns leave none; or it is
+            unclear which dimension of a ``LayerNorm`` holds the channels.
     """
     return {
         name: summarize(moments)
@@ -88,7 +88,10 @@ def feature_moments(
     batch_size: int = 128,
     exclude: str | Sequence[str] = (),
 ) -> dict[str, FeatureMoments]:
-    """The moments of what :func:`measure_whiteness` measures, with its arguments; for matrices and pictures."""
+    """Return the moments from which :func:`measure_whiteness` computes its measures; the arguments are the same.
+
+    They give the matrices, for example to draw them.
+    """
     chosen = choose_layers(model, layers, exclude)
     found: dict[str, FeatureMoments] = {}
 
@@ -109,7 +112,7 @@ def feature_moments(
 def choose_layers(
     model: nn.Module, layers: str | Sequence[str] = ("*",), exclude: str | Sequence[str] = ()
 ) -> dict[str, nn.Module]:
-    """The normalisation layers that the patterns choose, by their names before compiling; none is an error."""
+    """Return the normalisation layers that match, by their names before compilation; no match is an error."""
     norms = {name.replace("_orig_mod.", ""): layer for name, layer in named_norms(model)}
     layers, exclude = as_patterns(layers), as_patterns(exclude)
     check_patterns("normalisation layer", norms, [*layers, *exclude])
@@ -120,7 +123,7 @@ def choose_layers(
 
 
 def summarize(moments: FeatureMoments) -> LayerWhiteness:
-    """Every measure of features, as plain numbers."""
+    """Return every measure of the features as plain numbers."""
     matrices = Matrices(moments)
     return LayerWhiteness(
         **{name: float(measure(matrices)) for name, measure in MEASURES.items()},
@@ -132,7 +135,7 @@ def summarize(moments: FeatureMoments) -> LayerWhiteness:
 
 @contextmanager
 def _without_a_trace(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; modes and random streams restored, also after an error."""
+    """Run in evaluation mode; restore modes and random streams, even after an error."""
     # Assigned, not by `train()`, which a module may have made do something of its own (merge weights, say).
     modes = [(module, module.training) for module in model.modules()]
     failed: BaseException | None = None
@@ -152,10 +155,11 @@ def _without_a_trace(model: nn.Module) -> Iterator[None]:
 
 
 def features_before_affine(name: str, layer: nn.Module, x: Tensor) -> Tensor:
-    """The layer's output for ``x`` with gamma 1 and beta 0, channels in dimension 1.
+    """Return the layer's output for ``x`` with gamma 1 and beta 0, channels in dimension 1.
 
-    Computed, not divided out: a gamma of 0 would hide a channel. Of PyTorch's layers only the normalisation, without
-    what a subclass does after it; of others their forward with ``weight`` and ``bias`` at 1 and 0.
+    The output is computed again, not divided by gamma: a gamma of 0 would hide a channel. For PyTorch's layers this is
+    only the normalisation, without what a subclass does after it. Other layers run their forward with ``weight`` 1 and
+    ``bias`` 0.
     """
     if isinstance(layer, _BatchNorm):
         mean, variance = layer.running_mean, layer.running_var
@@ -172,7 +176,7 @@ def features_before_affine(name: str, layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _channel_dimension(name: str, layer: nn.LayerNorm, x: Tensor) -> int:
-    """Last, as LayerNorm has it, or 1 in a subclass for maps (``LayerNorm2d`` of torchvision and timm)."""
+    """Return the channel dimension: the last, or 1 in a subclass for maps (``LayerNorm2d`` of torchvision or timm)."""
     if len(layer.normalized_shape) != 1:
         raise InputError(
             f"{name}: a LayerNorm over {len(layer.normalized_shape)} dimensions, {list(layer.normalized_shape)}, does "

@@ -1,8 +1,8 @@
-"""How far features are from white, as functions of their correlation or covariance matrix.
+"""Measures of how far features are from white, as functions of their correlation or covariance matrix.
 
-A constant channel has no correlation: it is left out of both matrices, so ``d`` counts the channels that vary.
-``inf`` where a measure grows without bound as the covariance becomes singular; NaN where no channel varies, and where
-the features were not finite.
+A constant channel has no correlation and is left out of both matrices, so ``d`` counts the varying channels. A measure
+is ``inf`` if it grows without bound as the covariance becomes singular. It is NaN if no channel varies or if the
+features were not finite.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from swbn_lightning.whiteness.moments import FeatureMoments
 
 
 class Matrices:
-    """The matrices of one set of features, the eigenvalues computed once."""
+    """The matrices of one set of features; eigenvalues are computed only once."""
 
     def __init__(self, moments: FeatureMoments) -> None:
         self.correlation = moments.correlation()
@@ -24,36 +24,44 @@ class Matrices:
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Of the covariance, ascending, ``[d]``."""
+        """The eigenvalues of the covariance, ascending, ``[d]``."""
         if not self.covariance.isfinite().all():  # the decomposition itself would raise an error
             return torch.full_like(self.covariance.diagonal(), torch.nan)
         return torch.linalg.eigvalsh(self.covariance)
 
 
 def correlation_distance(correlation: Tensor, normalized: bool = False) -> Tensor:
-    """``norm_F(Corr - I)`` of ``[d, d]``; with ``normalized`` divided by ``sqrt(d (d - 1))``: the RMS off-diagonal."""
+    """Return the correlation-to-identity distance, ``norm_F(Corr - I)``.
+
+    Args:
+        correlation: ``[d, d]``.
+        normalized: divide by ``sqrt(d (d - 1))``, which gives the RMS off-diagonal correlation.
+    """
     d = len(correlation)
     distance = _or_nan(torch.linalg.matrix_norm(correlation - _eye_like(correlation)), d)
     return distance / max(d * (d - 1), 1) ** 0.5 if normalized else distance
 
 
 def mean_absolute_correlation(correlation: Tensor) -> Tensor:
-    """The mean of ``|Corr_ij|``, ``i != j``, of ``[d, d]``."""
+    """Return the mean of ``|Corr_ij|``, ``i != j``, of a correlation matrix ``[d, d]``."""
     d = len(correlation)
     return _or_nan((correlation - _eye_like(correlation)).abs().sum() / max(d * (d - 1), 1), d)
 
 
 def covariance_distance(covariance: Tensor) -> Tensor:
-    """``norm_F(Cov - I) / sqrt(d)`` of ``[d, d]``: sees variances, too."""
+    """Return ``norm_F(Cov - I) / sqrt(d)`` of a covariance ``[d, d]``; it also sees variances other than 1."""
     d = len(covariance)
     return _or_nan(torch.linalg.matrix_norm(covariance - _eye_like(covariance)) / max(d, 1) ** 0.5, d)
 
 
 def effective_rank(eigenvalues: Tensor) -> Tensor:
-    """``exp(-sum p_i ln p_i) / d`` with ``p = eigenvalues / sum``: 1 for equal ones, ``1/d`` for a single direction.
+    """Return ``exp(-sum p_i ln p_i) / d`` with ``p = eigenvalues / sum``.
 
-    The effective rank of Roy and Vetterli (EUSIPCO 2007), of the covariance in place of the data matrix, as a share of
-    ``d``.
+    It is 1 for equal eigenvalues and ``1/d`` for a single direction. This is the effective rank of Roy and Vetterli
+    (EUSIPCO 2007), as a share of ``d``, and of the covariance instead of the data matrix.
+
+    Args:
+        eigenvalues: of the covariance, ``[d]``.
     """
     d = len(eigenvalues)
     positive = eigenvalues.clamp(min=0)
@@ -61,7 +69,7 @@ def effective_rank(eigenvalues: Tensor) -> Tensor:
 
 
 def log10_condition_number(eigenvalues: Tensor) -> Tensor:
-    """``log10(largest / smallest)``; ``inf`` where the smallest is 0 but for rounding."""
+    """Return ``log10(largest / smallest)`` of eigenvalues ``[d]``; ``inf`` if the smallest is 0 up to rounding."""
     if len(eigenvalues) == 0:
         return eigenvalues.new_tensor(torch.nan)
     ratio = torch.log10(eigenvalues.max() / eigenvalues.min())
@@ -69,7 +77,7 @@ def log10_condition_number(eigenvalues: Tensor) -> Tensor:
 
 
 def criterion_of(matrices: Matrices, criterion: str) -> Tensor:
-    """The whitening criterion ``"kl"`` or ``"fro"`` of the covariance (Zhang et al., CVPR 2021, equations 1 and 2)."""
+    """Return the whitening criterion ``"kl"`` or ``"fro"`` of the covariance (Zhang et al., CVPR 2021)."""
     d = len(matrices.covariance)
     loss = _or_nan(whitening_loss(matrices.covariance, criterion), d)
     if criterion == "kl" and d:  # rounding gives a singular matrix a determinant of either sign
@@ -78,7 +86,7 @@ def criterion_of(matrices: Matrices, criterion: str) -> Tensor:
 
 
 def is_singular(eigenvalues: Tensor) -> Tensor:
-    """Whether the smallest eigenvalue is 0 but for the rounding of the decomposition, ``[]``."""
+    """Return whether the smallest eigenvalue is 0 up to the rounding of the decomposition, ``[]``."""
     smallest = torch.finfo(eigenvalues.dtype).eps * len(eigenvalues) * eigenvalues.max()
     return eigenvalues.min() <= smallest
 

@@ -1,7 +1,7 @@
 """The measures of whiteness as torchmetrics metrics over a stream of batches.
 
-All have one state, that of :class:`~swbn_lightning.whiteness.FeatureMoments`; in a ``MetricCollection`` they share it,
-so that a batch is added up once. :func:`whiteness_metrics` makes such a collection.
+All have the state of :class:`~swbn_lightning.whiteness.FeatureMoments`. In a ``MetricCollection`` they share it, so
+each batch is added only once. :func:`whiteness_metrics` makes such a collection.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ class _Measure(FeatureMoments):
     measure = ""
 
     def compute(self) -> Tensor:
-        """A float64 scalar; NaN if no channel varied."""
+        """Return a float64 scalar; NaN if no channel varied."""
         return MEASURES[self.measure](Matrices(self))
 
 
@@ -31,35 +31,38 @@ class CorrelationDistance(_Measure):
 
 
 class RMSCorrelation(_Measure):
-    """The RMS off-diagonal correlation, ``norm_F(Corr - I) / sqrt(d (d - 1))``, in [0, 1].
+    """RMS off-diagonal correlation, ``norm_F(Corr - I) / sqrt(d (d - 1))``, in [0, 1].
 
-    Of independent features about ``1/sqrt(N)``: log :class:`NumSamples` beside it.
+    Independent features give about ``1/sqrt(N)``, so log :class:`NumSamples` beside it.
     """
 
     measure = "rms"
 
 
 class MeanAbsoluteCorrelation(_Measure):
-    """The mean absolute off-diagonal correlation, in [0, 1]."""
+    """Mean absolute off-diagonal correlation, in [0, 1]."""
 
     measure = "mean_abs"
 
 
 class CovarianceDistance(_Measure):
-    """``norm_F(Cov - I) / sqrt(d)``, the covariance divided by ``N``: sees variances that are not 1, too."""
+    """``norm_F(Cov - I) / sqrt(d)``, with the covariance divided by ``N``; it also sees variances other than 1."""
 
     measure = "covariance"
 
 
 class EffectiveRank(_Measure):
-    """Exponential of the entropy of the covariance's normalised eigenvalues, over ``d``: in [1/d, 1], 1 is white."""
+    """Effective rank as a share of ``d``, in [1/d, 1]; 1 is white.
+
+    It is the exponential of the entropy of the covariance's normalised eigenvalues, divided by ``d``.
+    """
 
     higher_is_better = True
     measure = "effective_rank"
 
 
 class LogConditionNumber(_Measure):
-    """log10 of the covariance's condition number; ``inf`` if it is singular, as with ``N <= d``."""
+    """log10 of the covariance's condition number; ``inf`` if the covariance is singular, as for ``N <= d``."""
 
     measure = "log10_condition"
 
@@ -68,11 +71,12 @@ class WhiteningLoss(_Measure):
     """The paper's whitening criterion of the features' covariance ``C`` (equations 1 and 2).
 
     Args:
-        criterion: ``"kl"``: ``(tr C - ln det C - d) / 2``, ``inf`` if it is singular; ``"fro"``: ``norm_F(I - C) / 2``.
-        kwargs: as torchmetrics' ``Metric``.
+        criterion: ``"kl"``: ``(tr C - ln det C - d) / 2``, ``inf`` for a singular ``C``; ``"fro"``: ``norm_F(I - C) /
+            2``.
+        kwargs: arguments of torchmetrics' ``Metric``.
 
     Raises:
-        InputError: an unknown criterion.
+        InputError: unknown criterion.
     """
 
     def __init__(self, criterion: str = "fro", **kwargs: Any) -> None:
@@ -83,28 +87,28 @@ class WhiteningLoss(_Measure):
 
 
 class NumSamples(FeatureMoments):
-    """``N``, the samples a channel; where it is smaller than ``d`` the covariance is singular."""
+    """Number of samples per channel, ``N``; if it is smaller than ``d``, the covariance is singular."""
 
     higher_is_better = None  # type: ignore[assignment]
 
     def compute(self) -> Tensor:
-        """A float64 scalar."""
+        """Return a float64 scalar."""
         return self.count
 
 
 class NumConstant(FeatureMoments):
-    """The channels that never varied, which the measures leave out."""
+    """Number of channels that never varied, which the measures leave out."""
 
     def compute(self) -> Tensor:
-        """A float64 scalar."""
+        """Return a float64 scalar."""
         return (~self.varies()).sum().to(torch.float64)
 
 
 def whiteness_metrics(prefix: str | None = None) -> MetricCollection:
-    """All measures over one state, by the names that logs use: ``update`` adds a batch up once.
+    """Return all measures over one state, under the names that logs use; ``update`` adds each batch only once.
 
     Args:
-        prefix: before each name, as ``"whiteness/"``.
+        prefix: goes before each name, such as ``"whiteness/"``.
     """
     metrics: dict[str, FeatureMoments] = {
         "distance": CorrelationDistance(),

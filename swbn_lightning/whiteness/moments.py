@@ -1,4 +1,4 @@
-"""The state that every measure of whiteness is computed from: count, mean and centred second moment."""
+"""Count, mean and centred second moment: the state from which every measure of whiteness is computed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +16,16 @@ _BLOCK = 2**22  # values that are float64 at a time: 32 MiB
 
 
 class FeatureMoments(Metric):
-    """Count, mean and centred second moment of features, in float64, exact whatever the batches.
+    """Count, mean and centred second moment of features, in float64, however the samples are split into batches.
 
-    ``update`` takes ``[N, C]`` or ``[N, C, ...]``: channels are dimension 1, every other position is a sample. The
-    first update decides the number of channels ``d``; memory is ``d^2``. Batches, and in ``compute`` the parts of
-    several processes, are merged by the centred formula of Chan, Golub and LeVeque (1979). ``compute`` gives the
-    correlation matrix; the measures reduce it. Where the device has no float64 (MPS), the state stays on the CPU.
+    ``update`` takes ``[N, C]`` or ``[N, C, ...]``: dimension 1 holds the channels and every other position is a sample.
+    The first update fixes the number of channels ``d``. Memory is ``d^2``. Batches are merged by the centred formula of
+    Chan, Golub and LeVeque (1979), and so are the parts of several processes in ``compute``. ``compute`` returns the
+    correlation matrix; the measures reduce it to a number. On a device without float64 (MPS), the state stays on the
+    CPU.
 
     Args:
-        kwargs: as torchmetrics' ``Metric``.
+        kwargs: arguments of torchmetrics' ``Metric``.
     """
 
     # `forward` would merge a batch with a state of another shape: the first batch decides the channels.
@@ -39,10 +40,11 @@ class FeatureMoments(Metric):
         self.add_state("moments", torch.zeros(1, 1, dtype=torch.float64), dist_reduce_fx=merge_moments)
 
     def update(self, features: Tensor) -> None:
-        """Take in ``[N, C]`` or ``[N, C, ...]``.
+        """Add features ``[N, C]`` or ``[N, C, ...]``.
 
         Raises:
-            InputError: fewer than two dimensions, complex values, or another number of channels than before.
+            InputError: the features have fewer than two dimensions, complex values, or another number of channels than
+                before.
         """
         d = self.num_features or (features.shape[1] if features.dim() > 1 else 0)
         if features.dim() < 2 or features.shape[1] != d or d == 0 or features.is_complex():
@@ -61,31 +63,35 @@ class FeatureMoments(Metric):
             self.moments = merge_moments(torch.stack([self.moments, _moments_of(block.double())]))
 
     def compute(self) -> Tensor:
-        """The correlation matrix of the features that vary, ``[d', d']``; float64."""
+        """Return the correlation matrix of the ``d'`` channels that vary, ``[d', d']``, float64."""
         return self.correlation()
 
     @property
     def num_features(self) -> int:
-        """``d``; 0 before the first update."""
+        """Number of channels, ``d``; 0 before the first update."""
         return len(self.moments) - 1
 
     @property
     def count(self) -> Tensor:
-        """``N``, ``[]``."""
+        """Number of samples, ``N``, as a scalar tensor."""
         return self.moments[0, 0]
 
     @property
     def mean(self) -> Tensor:
-        """``[d]``."""
+        """Mean of each channel, ``[d]``."""
         return self.moments[0, 1:]
 
     @property
     def scatter(self) -> Tensor:
-        """Sum of the outer products of centred samples, ``[d, d]``."""
+        """Sum of the outer products of the centred samples, ``[d, d]``."""
         return self.moments[1:, 1:]
 
     def covariance(self, varying: bool = False) -> Tensor:
-        """The covariance, divided by the count, ``[d, d]``; with ``varying`` without the constant channels."""
+        """Return the covariance, divided by the count, ``[d, d]``.
+
+        Args:
+            varying: leave out constant channels.
+        """
         covariance = self.scatter / self.count
         if varying:
             kept = self.varies()
@@ -93,10 +99,10 @@ class FeatureMoments(Metric):
         return covariance
 
     def correlation(self, varying: bool = True) -> Tensor:
-        """The correlation matrix.
+        """Return the correlation matrix.
 
         Args:
-            varying: leave out constant channels, which have no correlation; otherwise theirs is NaN.
+            varying: leave out constant channels, which have no correlation. Otherwise their rows and columns are NaN.
         """
         covariance, kept = self.covariance(), self.varies()
         deviation = torch.where(kept, covariance.diagonal().clamp(min=0).sqrt(), torch.nan)
@@ -104,17 +110,17 @@ class FeatureMoments(Metric):
         return correlation[kept][:, kept] if varying else correlation
 
     def varies(self) -> Tensor:
-        """Which channels are not constant, ``[d]``. One that is not finite is not constant, either."""
+        """Return which channels are not constant, ``[d]``. A non-finite channel does not count as constant."""
         # A constant that float64 cannot average exactly leaves a deviation of rounding size.
         deviation = self.covariance().diagonal().clamp(min=0).sqrt()
         return ~(deviation <= 1e-12 * self.mean.abs())
 
     def num_constant(self) -> int:
-        """Channels that never varied."""
+        """Return the number of channels that never varied."""
         return int((~self.varies()).sum())
 
     def num_samples(self) -> int:
-        """``N``. Independent features still show an RMS correlation of about ``1/sqrt(N)``."""
+        """Return ``N``. Even independent features have an RMS correlation of about ``1/sqrt(N)``."""
         return int(self.count)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "FeatureMoments":
@@ -129,7 +135,7 @@ class FeatureMoments(Metric):
 
 
 def merge_moments(parts: Tensor) -> Tensor:
-    """The moments of all samples from those of their parts: ``[P, d + 1, d + 1]`` to ``[d + 1, d + 1]``."""
+    """Merge the moments of parts into those of all samples: ``[P, d + 1, d + 1]`` to ``[d + 1, d + 1]``."""
     counts, means = parts[:, 0, 0], parts[:, 0, 1:]
     merged = parts.sum(0)
     mean = (counts / merged[0, 0].clamp(min=1)) @ means
@@ -140,7 +146,7 @@ def merge_moments(parts: Tensor) -> Tensor:
 
 
 def gather_moments(moments: Tensor, group: Any = None) -> list[Tensor]:
-    """The moments of every process; those of one without samples in the size of the others'."""
+    """Return the moments of every process; one without samples gets the size of the others."""
     parts = gather_all_tensors(moments, group)
     sizes = {len(part) - 1 for part in parts if len(part) > 1}
     if len(sizes) > 1:
@@ -159,5 +165,5 @@ def _moments_of(rows: Tensor) -> Tensor:
 
 
 def _resized(moments: Tensor, num_features: int) -> Tensor:
-    """Moments that have no channels yet, for so many."""
+    """Return moments with ``num_features`` channels if they have none yet."""
     return moments if len(moments) > 1 else moments.new_zeros(num_features + 1, num_features + 1)

@@ -32,41 +32,44 @@ from swbn_lightning.whiteness.records import (
 
 
 class WhitenessMonitor(pl.Callback):
-    """Logs how white the normalisation layers' outputs are, before training and after each epoch.
+    """Log how white the normalisation layers' outputs are, before training and after each epoch.
 
-    Measured before gamma and beta, in evaluation mode, on a fixed sample of validation images: the measures of
-    :class:`.LayerWhiteness` for every layer as ``whiteness/<measure>/<layer>``, their means over the layers as
-    ``whiteness/<measure>/mean`` (without the layers where a measure is infinite), and ``whiteness/seconds``, what the
-    measurement took.
+    It measures a fixed sample of validation images in evaluation mode, before gamma and beta, and logs:
 
-    Modes, state and random streams of the model stay what they were; compiled networks run uncompiled for it. Every
-    process measures the same whole sample, so that one and several give the same values. In a run's folder
-    ``whiteness.csv`` has the same figures, line by line as they come. When training ends (or is interrupted),
-    ``whiteness.png`` and a heatmap of the correlation matrix before and after training are drawn there, and shown in
-    TensorBoard; every number in them is in the CSV file of the same name. The whole history is part of the checkpoint.
+    - ``whiteness/<measure>/<layer>``: the measures of :class:`.LayerWhiteness` for every layer;
+    - ``whiteness/<measure>/mean``: their means over the layers, without layers where a measure is infinite;
+    - ``whiteness/seconds``: the time that the measurement took.
 
-    After each epoch it also warns of what :func:`swbn_lightning.check_norms` finds, each once a layer and training.
+    The model's modes, state and random streams do not change. Compiled networks run uncompiled for it. Every process
+    measures the whole sample, so the values do not depend on the number of processes.
 
-    A network without normalisation layers is left alone, and so, with a warning, is one whose parameters are sharded
+    ``whiteness.csv`` in the run's folder receives the same values at every measurement. When training ends or is
+    interrupted, the callback draws ``whiteness.png`` and a heatmap of the correlation matrix before and after training,
+    and shows them in TensorBoard. The CSV file of the same name has every number in a picture. Checkpoints contain the
+    whole history.
+
+    After each epoch it also warns of what :func:`swbn_lightning.check_norms` finds, once per layer and kind.
+
+    It measures nothing in a network without normalisation layers or, with a warning, in one with parameters sharded
     over processes (FSDP, DeepSpeed, tensor parallel).
 
     Args:
-        num_images: validation images in the sample; 512 maps of 7x7 positions already are 25,000 samples a
-            channel. The paper's heatmaps are of 5,000 (section 4.1.3).
-        layers: a pattern of module names, or several of which one must fit; all by default.
-        every_n_epochs: measure after every so many epochs (and after the last); 0 to measure nothing at all.
-        images: ``[N, ...]``, another sample, for a model trained without one of this package's data modules.
-        exclude: a pattern of module names that must not fit, or several.
-        batch_size: images in one forward.
-        pictures: draw them when training ends.
-        heatmaps: a pattern of the layers whose heatmap is drawn, or several; None for the last layer, as in the paper.
-        heatmap_channels: at most so many channels of a layer are in its heatmap; 128 as in the paper.
-        signed: signed correlations in the heatmaps, not their absolute values.
+        num_images: validation images in the sample. 512 maps of 7x7 positions already give 25,000 samples per channel.
+            The paper's heatmaps use 5,000 images (section 4.1.3).
+        layers: pattern of module names, or several, of which a layer must match one; by default all layers.
+        every_n_epochs: number of epochs between measurements; the last epoch is always measured. 0: never measure.
+        images: ``[N, ...]``, a sample of your own, for a model trained without one of this package's data modules.
+        exclude: pattern of module names to leave out, or several.
+        batch_size: images per forward.
+        pictures: draw pictures when training ends.
+        heatmaps: pattern of the layers to draw a heatmap of, or several; None for the last layer, as in the paper.
+        heatmap_channels: largest number of channels in a heatmap; 128 as in the paper.
+        signed: draw signed correlations in the heatmaps, not absolute values.
         seed: chooses the channels.
 
     Raises:
-        InputError: a number out of range; when training starts, no ``images`` and a data module without
-            ``sample_images``, or a pattern that fits no layer.
+        InputError: a number is out of range. When training starts: there are no ``images`` and the data module has no
+            ``sample_images``, or a pattern matches no layer.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class WhitenessMonitor(pl.Callback):
         return True
 
     def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
-        """Measure, keep, log."""
+        """Measure, keep the values and log them."""
         start = time.perf_counter()
         self._unmeasured = None
         moments = self._moments(trainer, pl_module)

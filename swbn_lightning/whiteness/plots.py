@@ -1,7 +1,7 @@
 """Pictures of whiteness: heatmaps of correlation matrices, and whiteness by layer and epoch.
 
-The heatmaps' colours are perceptually uniform (``viridis``) for absolute correlations and diverging (``RdBu`` of
-ColorBrewer) for signed ones, so that they can be told apart with any colour vision.
+Colours are readable with any colour vision: perceptually uniform (``viridis``) for absolute correlations, and diverging
+(``RdBu`` of ColorBrewer) for signed ones.
 """
 
 import math
@@ -36,14 +36,14 @@ LABELS = {
 
 
 def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: bool = False) -> Figure:
-    """Heatmaps of correlation matrices before and after training, as the paper's figure (section 4.1.3).
+    """Draw heatmaps of correlation matrices before and after training, as in the paper's figure (section 4.1.3).
 
-    A column for each model, ``before`` above ``after``; a single model's side by side. Absolute correlations from 0
-    (dark, as in the paper) to 1; constant channels, which have none, are gray.
+    Each model has a column, ``before`` above ``after``; a single model's are side by side. Absolute correlations go
+    from 0 (dark, as in the paper) to 1. Constant channels have no correlation and are gray.
 
     Args:
-        columns: a model's name, of any length (none if a single one needs no title), to its maps, under ``"before"``,
-            ``"after"`` or both.
+        columns: maps a model's name (any length; empty if a single model needs no title) to its matrices, under
+            ``"before"``, ``"after"`` or both.
         signed: draw signed correlations, from -1 (blue) to 1 (red).
 
     Raises:
@@ -84,14 +84,14 @@ def heatmap_pairs(columns: Mapping[str, Mapping[str, CorrelationMap]], signed: b
 
 
 def whiteness_by_layer(rows: Sequence[Mapping[str, Any]], measure: str = "rms") -> Figure:
-    """One measure by layer, for some epochs, and by epoch, for the mean and the range of the layers.
+    """Draw one measure by layer, for some epochs, and by epoch, as mean and range of the layers.
 
     Args:
-        rows: as :func:`~swbn_lightning.whiteness.read_whiteness` gives them. What is not finite is left out.
+        rows: from :func:`~swbn_lightning.whiteness.read_whiteness`. Non-finite values are left out.
         measure: a name of :data:`~swbn_lightning.whiteness.measures.MEASURES`.
 
     Raises:
-        InputError: an unknown measure, or no rows.
+        InputError: unknown measure, or no rows.
     """
     figure, left, right = _panels(measure, [rows])
     layers, values, epochs = _layers(rows), _values(rows, measure), _epochs(rows)
@@ -108,14 +108,14 @@ def whiteness_by_layer(rows: Sequence[Mapping[str, Any]], measure: str = "rms") 
 
 
 def compare_whiteness(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: str = "rms") -> Figure:
-    """One measure of several runs: by layer after each one's last epoch, and the mean of the layers by epoch.
+    """Draw one measure of several runs: by layer after each run's last epoch, and the mean of the layers by epoch.
 
     Args:
-        runs: a run's name to its rows, as :func:`whiteness_by_layer` takes them.
-        measure: as there.
+        runs: maps a run's name to its rows, as in :func:`whiteness_by_layer`.
+        measure: as in :func:`whiteness_by_layer`.
 
     Raises:
-        InputError: an unknown measure, no runs, or one without rows.
+        InputError: unknown measure, no runs, or a run without rows.
     """
     figure, left, right = _panels(measure, list(runs.values()))
     names = _layers([row for rows in runs.values() for row in rows])
@@ -133,7 +133,7 @@ def compare_whiteness(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: 
 
 
 def _panels(measure: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Figure, Axes, Axes]:
-    """A wide panel for lines by layer, and one for lines by epoch."""
+    """Make a wide panel for lines by layer, and one for lines by epoch."""
     if measure not in MEASURES:
         raise unknown_name("measure", measure, MEASURES)
     if not runs or not all(runs):
@@ -174,7 +174,7 @@ def _epochs(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _values(rows: Sequence[Mapping[str, Any]], measure: str) -> dict[tuple[int, str], float]:
-    """By epoch and layer; NaN for what is not finite."""
+    """Return values by epoch and layer; NaN for non-finite ones."""
     found = {(row["epoch"], row["layer"]): row.get(measure, math.nan) for row in rows}
     return {key: value if math.isfinite(value) else math.nan for key, value in found.items()}
 
@@ -194,7 +194,7 @@ def _draw_map(axes: Axes, found: CorrelationMap, signed: bool) -> Any:
 
 
 def _say_epochs(panels: Sequence[Axes], maps: Sequence[CorrelationMap | None]) -> None:
-    """After which epoch a row's matrices were measured: at its left or, where they differ, over each."""
+    """Say after which epoch a row's matrices were measured: at the left or, if they differ, above each."""
     shown = [(axes, found) for axes, found in zip(panels, maps, strict=True) if found is not None]
     words = [_epoch_words(found) for _, found in shown]
     alike = len(set(words)) == 1
@@ -215,14 +215,14 @@ def _draw_course(axes: Axes, epochs: list[int], layers: list[str], values: Mappi
 
 
 def _spread(epochs: list[int]) -> list[int]:
-    """At most so many of the epochs as lines can be told apart, the first and the last among them."""
+    """Return at most as many epochs as lines can be told apart, including the first and the last."""
     if len(epochs) <= _MOST_LINES:
         return epochs
     return [epochs[round(i * (len(epochs) - 1) / (_MOST_LINES - 1))] for i in range(_MOST_LINES)]
 
 
 def _short(layers: list[str]) -> list[str]:
-    """Names without what all of them begin with."""
+    """Return names without their common beginning."""
     split = [name.split(".") for name in layers]
     shared = 0
     while all(len(parts) > shared + 1 for parts in split) and len({parts[shared] for parts in split}) == 1:

@@ -1,4 +1,4 @@
-"""The figures of a run as CSV files: whiteness by epoch and layer, and the matrices of heatmaps."""
+"""CSV files of a run: whiteness by epoch and layer, and the matrices of heatmaps."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ _MOST_ROWS, _MOST_KEPT, _LONGEST_NAME, _LARGEST = 200_000, 4096, 300, 1e100
 
 
 def append_whiteness(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to ``whiteness.csv``, with a header where it is new; what a row does not have stays empty.
+    """Append rows to ``whiteness.csv``; a new file gets a header, and missing values stay empty.
 
     Raises:
         InputError: the file has other columns.
@@ -51,13 +51,13 @@ def append_whiteness(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_whiteness(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a ``whiteness.csv``: numbers, and ``layer`` (``"mean"`` for the mean over the layers).
+    """Read the rows of a ``whiteness.csv``: numbers, and ``layer`` (``"mean"`` for the mean over the layers).
 
-    Of an epoch that stands there twice, since training was resumed from before it, the later one; without a line that
-    was never finished.
+    If an epoch appears twice, because training was resumed from before it, the later rows count. A line that was never
+    finished is left out.
 
     Raises:
-        InputError: another file, or one that is too large.
+        InputError: the file is not a ``whiteness.csv``, or is too large.
     """
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     with reading(path):
@@ -80,7 +80,7 @@ class CorrelationMap:
 
     @staticmethod
     def of(moments: FeatureMoments, epoch: int, count: int = 128, seed: int = 0) -> "CorrelationMap":
-        """Of at most ``count`` channels of features, chosen by the seed: the same for the same number of channels."""
+        """Take at most ``count`` channels, chosen by the seed: the same ones for the same number of channels."""
         channels = choose_channels(moments.num_features, count, seed)
         correlation = moments.correlation(varying=False)[channels][:, channels].cpu()
         rms = float(correlation_distance(moments.correlation(), normalized=True))
@@ -88,21 +88,21 @@ class CorrelationMap:
 
 
 def choose_channels(num_features: int, count: int = 128, seed: int = 0) -> list[int]:
-    """At most ``count`` of the channels at random, ascending; 128 in the paper's heatmaps (section 4.1.3)."""
+    """Choose at most ``count`` channels at random, ascending; 128 in the paper's heatmaps (section 4.1.3)."""
     generator = torch.Generator().manual_seed(seed)
     return sorted(torch.randperm(num_features, generator=generator)[:count].tolist())
 
 
 def heatmap_name(layer: str) -> str:
-    """The name of a layer's heatmap, for files."""
+    """Return the name of a layer's heatmap files, without extension."""
     return "heatmap_" + re.sub(r"[^\w.-]", "_", layer)
 
 
 def write_heatmap(path: Path, maps: Mapping[str, CorrelationMap]) -> None:
-    """Write correlation matrices to a CSV file, whole or not at all.
+    """Write correlation matrices to a CSV file, completely or not at all.
 
-    A line is a row of one matrix (``"before"``, ``"after"``), with a column for each channel that one of them has. What
-    has no value is empty.
+    Each line is a row of one matrix (``"before"`` or ``"after"``), with a column for each channel of either. Missing
+    values are empty.
     """
     channels = sorted({channel for found in maps.values() for channel in found.channels})
     text = io.StringIO()
@@ -118,10 +118,10 @@ def write_heatmap(path: Path, maps: Mapping[str, CorrelationMap]) -> None:
 
 
 def read_heatmap(path: str | Path) -> dict[str, CorrelationMap]:
-    """What :func:`write_heatmap` wrote.
+    """Read the correlation matrices of a heatmap's CSV file, under ``"before"`` and ``"after"``.
 
     Raises:
-        InputError: another file, or a matrix of more than 1,024 channels.
+        InputError: the file is no such file, or a matrix has more than 1,024 channels.
     """
     with reading(path):
         lines: dict[str, list[dict[str, str]]] = {}
@@ -141,13 +141,13 @@ def _map_of(lines: list[dict[str, str]]) -> CorrelationMap:
 
 
 def measurements(found: Any) -> list[dict[str, Any]]:
-    """The rows of whiteness in a checkpoint; none where one of them is no measurement."""
+    """Return the rows of whiteness in a checkpoint; none if one of them is not a measurement."""
     rows = found if isinstance(found, list) and len(found) <= _MOST_ROWS else []
     return [dict(row) for row in rows] if all(_is_measurement(row) for row in rows) else []
 
 
 def maps_of(found: Any) -> dict[str, dict[str, CorrelationMap]]:
-    """The correlation matrices in a checkpoint, by layer; none where one of them is no such matrix."""
+    """Return the correlation matrices in a checkpoint, by layer; none if one of them is not such a matrix."""
     try:
         maps = {layer: {kind: CorrelationMap(**own) for kind, own in kinds.items()} for layer, kinds in found.items()}
     except (AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""Putting another normalisation into a finished network, and taking it out again."""
+"""Replace a network's BatchNorm layers by another normalisation, and revert that."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,34 +33,37 @@ def convert_norms(
     include: str | Sequence[str] = ("*",),
     exclude: str | Sequence[str] = (),
 ) -> nn.Module:
-    """Replace BatchNorm layers by the factory's, in place.
+    """Replace BatchNorm layers in place by layers from ``factory``.
 
-    BatchNorm1d/2d/3d and SyncBatchNorm; other normalisations are left as they are. A replaced layer keeps its
-    parameters (the same objects, so an optimiser made before stays right), running statistics, eps and momentum (unless
-    the factory names them), device, training mode (frozen, too) and hooks; a whitening layer starts with the W with
-    which the network's output in evaluation is the old one. timm's layers with an activation inside become a
-    ``NormAct``. A checkpoint from before loads all the same.
+    This converts BatchNorm1d/2d/3d and SyncBatchNorm and leaves other normalisations alone. A new layer keeps:
+
+    - the parameters, as the same objects, so an existing optimiser remains valid;
+    - running statistics, eps and momentum (eps and momentum only if the factory does not set them);
+    - device, training mode and hooks; a frozen layer stays frozen.
+
+    A whitening layer starts with the W that leaves the network's output in evaluation unchanged. timm's layers with a
+    built-in activation become a ``NormAct``. Earlier checkpoints still load.
 
     The paper's placements (Zhang et al., CVPR 2021)::
 
-        convert_norms(model, factory)                                 # every layer: section 4.1, ResNeXt, few-shot
-        convert_norms(model, factory, exclude=["*downsample*"])       # all but projection shortcuts: ResNetV1-32, E
-        convert_norms(model, factory, include=["bn1"])                # ResNet-50 on ImageNet, section 4.2.2: the
-        append_norm(model, "fc", factory)                             # first one, and one more before the last linear
+        convert_norms(model, factory)                            # section 4.1, ResNeXt, few-shot: every layer
+        convert_norms(model, factory, exclude=["*downsample*"])  # ResNetV1-32, appendix E: no projection shortcuts
+        convert_norms(model, factory, include=["bn1"])           # ResNet-50 on ImageNet, section 4.2.2: first layer
+        append_norm(model, "fc", factory)                        # and an extra layer before the last linear one
 
     Args:
         model: any network.
         factory: makes the new layers.
-        include: a shell pattern of module names (``"layer1.*"``), or several of which one must fit.
-        exclude: a pattern that must not fit, or several.
+        include: shell pattern of module names, such as ``"layer1.*"``, or several; a layer must match one.
+        exclude: pattern of layers to leave alone, or several.
 
     Returns:
         ``model``; the new layer if the model itself is a BatchNorm.
 
     Raises:
-        InputError: no BatchNorm in the model, or none that the patterns leave; a pattern that fits none of them, with
-            their names; a lazy one that has seen no input yet; a BatchNorm that does something besides, which would be
-            lost; what the factory's layer refuses, with the name of the layer. The model is then what it was.
+        InputError: the model has no BatchNorm, or the patterns leave none; a pattern matches none (the message has the
+            names); a lazy layer has seen no input yet; a BatchNorm does something extra, which would be lost; or the
+            factory's layer rejects its arguments (the message has the layer's name). The model stays unchanged.
     """
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -83,17 +86,20 @@ def convert_norms(
 def revert_norms(model: nn.Module) -> nn.Module:
     """Undo :func:`convert_norms` and :func:`append_norm`, in place.
 
-    The BatchNorm layers that were there come back, with the gamma, beta, running statistics, device and mode that
-    the network has now. What only the other layer knew is dropped: after training the network's function changes
-    (to be rid of the layers *without* changing it, use :func:`swbn_lightning.fuse_norms`). IterNorm and DBN keep no
-    variance: untrained they give back the old one to the bit, afterwards what the diagonal of ``W^-2`` says, roughly:
-    let some batches pass in training mode before relying on it.
+    The original BatchNorm layers return with the network's current gamma, beta, running statistics, device and mode. W
+    is dropped, so the output of a trained network changes. To remove the layers *without* changing the output, use
+    :func:`swbn_lightning.fuse_norms`.
+
+    IterNorm and DBN keep no running variance. If untrained, they give back the old variance bit for bit. After
+    training, the variance is a rough estimate from the diagonal of ``W^-2``. Run some batches in training mode before
+    you rely on it.
 
     Returns:
         ``model``; the old layer if the model itself is a converted one.
 
     Raises:
-        InputError: nothing in the model was converted or appended, or it was fused since.
+        InputError: nothing in the model was converted or appended; the model comes from ``fuse_norms``; or a layer is
+            parametrised.
     """
     if any("fusion_report" in module.__dict__ for module in model.modules()):
         raise InputError("this network was fused; revert the one that fuse_norms was given.")
@@ -112,18 +118,23 @@ def revert_norms(model: nn.Module) -> nn.Module:
 
 
 def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Module:
-    """One more normalisation in front of the named layer, in place: it becomes an :class:`AppendedNorm` of both.
+    """Insert one more normalisation before the named layer, in place.
 
-    The paper's ResNet-50 on ImageNet has one before its last linear layer (section 4.2.2): ``before="fc"``.
+    The two become one :class:`AppendedNorm`. The paper's ResNet-50 on ImageNet has such a layer before its last linear
+    layer (section 4.2.2): ``before="fc"``.
 
     Args:
-        model: holds the layer.
+        model: contains the layer.
         before: name of a linear or convolution layer, as in ``model.named_modules()``.
-        factory: makes the new layer, for as many channels as that one takes. A whitening layer before a linear one
-            takes only ``[N, C]``: in ``[N, T, C]`` the channels would be the wrong dimension.
+        factory: makes the new layer, for the channels that the named layer takes. Before a linear layer, a whitening
+            layer accepts only ``[N, C]``, because in ``[N, T, C]`` the channels are not dimension 1.
+
+    Returns:
+        ``model``.
 
     Raises:
-        InputError: no such name (with the nearest one), or a layer that does not say how many channels it takes.
+        InputError: the name is unknown (the message has the nearest one), or the layer is not a linear or convolution
+            layer with a known number of channels.
     """
     layers = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     if before not in layers:
@@ -141,7 +152,7 @@ def append_norm(model: nn.Module, before: str, factory: NormFactory) -> nn.Modul
 
 
 def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
-    """What stands in place of ``old``; shares its parameters and remembers it."""
+    """Return the layer that replaces ``old``; it shares its parameters and remembers it."""
     base, with_act = _kind(old, name)
     assert isinstance(old, _BatchNorm)
     kept: dict[str, Any] = {"eps": old.eps, "affine": old.affine}
@@ -172,7 +183,7 @@ def _converted(old: nn.Module, name: str, factory: NormFactory) -> nn.Module:
 
 
 def _kind(old: nn.Module, name: str) -> tuple[type[nn.Module], bool]:
-    """The BatchNorm class whose forward ``old`` has, and whether timm's dropout and activation follow it."""
+    """Return the BatchNorm class whose forward ``old`` has, and whether timm's dropout and activation follow it."""
     if isinstance(old, _LazyNormBase):
         raise InputError(f"{name!r} ({type(old).__name__}) has seen no input yet; run one forward first, then convert.")
     base = next((cls for cls in type(old).__mro__ if cls in _NDIM), None)
@@ -197,7 +208,7 @@ def _kind(old: nn.Module, name: str) -> tuple[type[nn.Module], bool]:
 
 
 def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
-    """The BatchNorm that ``module`` was converted from, brought up to date."""
+    """Return the BatchNorm that ``module`` was converted from, with current values."""
     old, dtype_then = module.__dict__[_ORIGINAL]
     norm = module.norm if isinstance(module, NormAct) else module
     assert isinstance(old, _BatchNorm) and isinstance(norm, nn.Module)
@@ -232,7 +243,7 @@ def _reverted(module: nn.Module, elsewhere: Tensor | None) -> nn.Module:
 
 
 def _dtype(norm: nn.Module) -> torch.dtype | None:
-    """What a cast changes: the dtype of the parameters, of the state where there are none."""
+    """Return the dtype that a cast changes: that of the parameters, or of the state if there are none."""
     return next((t.dtype for t in (*norm.parameters(), *norm.buffers()) if t.is_floating_point()), None)
 
 
@@ -250,7 +261,7 @@ def _copy_statistics(norm: WhiteningNorm | _BatchNorm, old: _BatchNorm) -> None:
 def _make(
     factory: NormFactory, num_features: int, ndim: int | None, *, like: Tensor | None, **defaults: Any
 ) -> nn.Module:
-    """A layer with the dtype and device of ``like``, and those of ``defaults`` that it takes."""
+    """Make a layer with the dtype and device of ``like``, and those of ``defaults`` that it accepts."""
     if like is not None:
         defaults |= {"device": like.device, "dtype": like.dtype}
     known = factory.parameters()
@@ -259,7 +270,7 @@ def _make(
 
 
 def _channels_in(layer: nn.Module) -> tuple[int, int] | None:
-    """Channels that a layer takes and its spatial dimensions (1 for a linear layer), if it says so."""
+    """Return a layer's input channels and spatial dimensions (1 for a linear layer), if known."""
     if isinstance(layer, nn.Linear):
         return (layer.in_features, 1) if layer.in_features else None
     for ndim, kinds in enumerate(_CONVOLUTIONS, start=1):

@@ -1,4 +1,4 @@
-"""Which layer comes directly before which normalisation: what fusing has to know of a network."""
+"""Find the layer directly before each normalisation, for fusing."""
 
 import copy
 import inspect
@@ -28,23 +28,23 @@ _GIVEN = object()  # an optional argument that a caller gives, whatever it is
 
 @dataclass
 class Dataflow:
-    """What tracing a network has shown."""
+    """The result of tracing a network."""
 
     before: dict[str, str] = field(default_factory=dict)
-    """A norm to the layer whose output only this norm uses, while the norm uses nothing else."""
+    """Maps a norm to the layer before it, if only the norm uses that layer's output and the norm uses nothing else."""
     read: set[str] = field(default_factory=set)
-    """Norms whose parameters are used by something else than their own forward."""
+    """Norms with parameters that are used outside their own forward."""
     untraced: tuple[str, ...] = ()
-    """Modules that could not be traced; their children were looked at each by itself."""
+    """Modules that could not be traced; their children were examined one by one."""
 
 
 def is_norm(module: nn.Module) -> bool:
-    """A whitening layer or exactly PyTorch's BatchNorm: what can be folded."""
+    """Return whether a module can be folded: a whitening layer, or exactly PyTorch's BatchNorm."""
     return isinstance(module, WhiteningNorm) or type(module) in _BATCH_NORMS
 
 
 def find_dataflow(model: nn.Module, leaves: tuple[type[nn.Module], ...] = ()) -> Dataflow:
-    """Trace ``model`` in evaluation by :mod:`torch.fx`, part by part where the whole cannot be; not into ``leaves``."""
+    """Trace ``model`` in evaluation with :mod:`torch.fx`, part by part if the whole fails; not into ``leaves``."""
     # Tracing runs what a forward does to its module: on a copy. Parameters are shared, being large and constant.
     model = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     names: dict[nn.Module, list[str]] = {}
@@ -66,7 +66,7 @@ def find_dataflow(model: nn.Module, leaves: tuple[type[nn.Module], ...] = ()) ->
 
 
 def is_altered(module: nn.Module) -> bool:
-    """Whether calling the module does more than its class says: hooks, or a forward set on the instance."""
+    """Return whether calling the module does more than its class says: hooks, or a forward on the instance."""
     return "forward" in module.__dict__ or any(module.__dict__[name] for name in HOOKS)
 
 
@@ -80,7 +80,7 @@ class _Observer:
         self.untraced: list[nn.Module] = []
 
     def observe(self, module: nn.Module) -> None:
-        """Every way through the module's forward; child by child if one of them cannot be traced."""
+        """Follow every path through the module's forward; child by child if one of them cannot be traced."""
         if isinstance(module, self.leaves):
             return  # by itself, where its parent could not be traced: it follows and feeds nothing known
         graphs = list(self._graphs(module))
@@ -94,9 +94,9 @@ class _Observer:
                 self.observe(part)
 
     def _graphs(self, module: nn.Module) -> Iterator[tuple[fx.Graph, set[fx.Node]] | None]:
-        """Graphs of the forward, and the nodes whose value it leaves in a module; None for one that fails.
+        """Yield graphs of the forward, each with the nodes whose value it leaves in a module; None for one that fails.
 
-        A flag is traced both ways, another optional argument given and left out: a network may be used in any way.
+        A flag is traced both ways, and another optional argument both given and left out.
         """
         if "forward" in module.__dict__:  # torch.fx would trace the class's
             yield None
@@ -150,7 +150,7 @@ class _Tracer(fx.Tracer):
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The module, or what is in it where it is a container that its parent may take apart."""
+    """Yield the module, or the contents of a container that its parent may take apart."""
     if not isinstance(module, _CONTAINERS):
         yield module
         return
@@ -159,7 +159,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _left_behind(module: nn.Module) -> set[fx.Node]:
-    """What a forward has kept in the module (``self.features = x``) is used by whoever reads it there."""
+    """Return the nodes of values that a forward has stored in the module (``self.features = x``)."""
     values = tree_leaves([list(part.__dict__.values()) for part in module.modules()])
     return {value.node for value in values if isinstance(value, fx.Proxy)}
 
@@ -169,7 +169,7 @@ def _is_transparent(module: nn.Module | None) -> bool:
 
 
 def _source(node: fx.Node, called: dict[fx.Node, nn.Module]) -> nn.Module | None:
-    """The foldable layer that a norm's input comes from."""
+    """Return the foldable layer that a norm's input comes from."""
     source = node.args[0] if node.args else None
     while isinstance(source, fx.Node) and _is_transparent(called.get(source)):
         source = source.args[0] if source.args else None
@@ -178,7 +178,7 @@ def _source(node: fx.Node, called: dict[fx.Node, nn.Module]) -> nn.Module | None
 
 
 def _only_user(node: fx.Node, called: dict[fx.Node, nn.Module], left: set[fx.Node]) -> nn.Module | None:
-    """The only norm that uses a layer's output."""
+    """Return the norm that is the only user of a layer's output."""
     while len(node.users) == 1 and node not in left:
         node = next(iter(node.users))
         found = called.get(node)

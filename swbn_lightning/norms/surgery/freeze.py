@@ -1,4 +1,4 @@
-"""Normalisation layers that stay as they are while the rest of a network trains."""
+"""Freeze normalisation layers while the rest of a network trains."""
 
 from collections.abc import Iterator
 
@@ -11,20 +11,22 @@ from swbn_lightning.norms.frozen import freeze, is_frozen, thaw
 
 
 def freeze_norms(model: nn.Module) -> nn.Module:
-    """Stop everything that normalisation layers learn from batches, in place: W and the running statistics.
+    """Stop all that normalisation layers learn from batches, W and running statistics, in place.
 
-    The layers (whitening layers, BatchNorm, InstanceNorm with running statistics) compute what they compute in
-    evaluation, and go on doing so after ``model.train()``. Gamma and beta are parameters and still train; where they
-    must not, ``requires_grad_(False)`` stops them as any other parameter.
+    This covers whitening layers, BatchNorm, and InstanceNorm with running statistics. They compute as in evaluation,
+    even after ``model.train()``. Gamma and beta are parameters and still train; ``requires_grad_(False)`` stops them.
 
-    Frozen layers can be converted, reverted, fused, deep-copied and pickled, and stay frozen. It is no part of a state
-    dict. What PyTorch and Lightning do to BatchNorm by its class they do to a frozen one, too (``update_bn``,
-    ``convert_sync_batchnorm``); a mode that is assigned (``norm.training = True``), as Lightning does after validation,
-    thaws a BatchNorm, though no whitening layer.
+    Frozen layers can be converted, reverted, fused, deep-copied and pickled, and stay frozen. A state dict does not
+    record it. Other tools that look for BatchNorm (``update_bn``, ``convert_sync_batchnorm``) treat a frozen one as any
+    other. An assigned mode (``norm.training = True``, as Lightning does after validation) thaws a BatchNorm, but not a
+    whitening layer.
+
+    Returns:
+        ``model``.
 
     Raises:
-        InputError: no such layer in the model; one without running statistics, which has nothing to evaluate with but
-            the batch. The model is then what it was.
+        InputError: the model has no such layer, or one has no running statistics to evaluate with. The model stays
+            unchanged.
     """
     found = _layers(model)
     for name, _, norm in found:
@@ -35,10 +37,15 @@ def freeze_norms(model: nn.Module) -> nn.Module:
 
 
 def unfreeze_norms(model: nn.Module) -> nn.Module:
-    """Let layers that :func:`freeze_norms` stopped learn again, in place; each takes the mode of what holds it.
+    """Let the layers that :func:`freeze_norms` stopped learn again, in place.
+
+    Each layer takes the training mode of the module that contains it.
+
+    Returns:
+        ``model``.
 
     Raises:
-        InputError: no layer in the model that could be frozen.
+        InputError: the model has no layer that could be frozen.
     """
     for _, parent, norm in _layers(model):
         if is_frozen(norm):
@@ -49,7 +56,7 @@ def unfreeze_norms(model: nn.Module) -> nn.Module:
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module | None, nn.Module]]:
-    """Name, holder and layer, of every layer that learns from batches."""
+    """Return name, parent and module of every layer that learns from batches."""
     found = list(_walk(model))
     if not found:
         raise InputError(f"{type(model).__name__} has no normalisation layer that learns from batches.")
@@ -66,7 +73,7 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module | None, nn.Module]]
 
 
 def check_freezable(norm: nn.Module, name: str) -> None:
-    """Raise for a layer that has nothing to evaluate with but the batch."""
+    """Raise :class:`InputError` for a layer that has only the batch to evaluate with."""
     if norm.running_mean is None:
         raise InputError(
             f"{name!r} ({type(norm).__name__}) keeps no running statistics: it uses the batch's in evaluation too, so "
@@ -75,7 +82,7 @@ def check_freezable(norm: nn.Module, name: str) -> None:
 
 
 def learns_from_batches(module: nn.Module) -> bool:
-    """Whether a layer changes with the batches that it sees in training: what can be frozen."""
+    """Return whether a layer changes with the batches it sees in training, so that it can be frozen."""
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return module.track_running_stats
     return isinstance(module, WhiteningNorm | _NormBase)

@@ -1,4 +1,4 @@
-"""Normalisation layers gone at inference: folded into the layer before, or one 1x1 convolution each."""
+"""Remove normalisation layers for inference: fold each into the layer before, or make it a 1x1 convolution."""
 
 import copy
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class FusionReport:
     """What :func:`fuse_norms` did, by module names."""
 
     folded: dict[str, str]
-    """Normalisation layer to the layer that it went into."""
+    """Maps each folded normalisation layer to the layer it was folded into."""
     convolutions: tuple[str, ...]
-    """Layers that became a 1x1 convolution."""
+    """Whitening layers that became a 1x1 convolution."""
     kept: tuple[str, ...]
-    """BatchNorm layers with nothing before them to fold into, or of a class of their own: left as they are."""
+    """BatchNorm layers left as they are: nothing before them to fold into, or a subclass."""
     untraced: tuple[str, ...]
-    """Parts of the network whose forward could not be traced, so that their children were looked at one by one."""
+    """Parts of the network that could not be traced; their children were examined one by one."""
 
     def __str__(self) -> str:
         text = f"{len(self.folded)} folded into the layer before, {len(self.convolutions)} left as a 1x1 convolution"
@@ -37,25 +37,26 @@ class FusionReport:
 
 
 def fuse_norms(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` for inference, without the whitening layers; it computes the same.
+    """Return a copy of ``model`` for inference that computes the same without whitening layers.
 
-    In evaluation a whitening layer (as BatchNorm) is one affine map. Where a convolution (grouped, dilated, strided,
-    transposed, with any padding) or linear layer comes directly before it and feeds nothing else, the map is folded
-    into that layer, in float64. Where none does (after an addition, say), and where the norm whitens across the groups
-    of a grouped convolution, the layer becomes a 1x1 convolution. BatchNorm layers are folded too where they can be.
+    In evaluation a whitening layer is one affine map, as BatchNorm is. If a linear layer or convolution (grouped,
+    dilated, strided, transposed, with any padding) comes directly before it and feeds nothing else, the map is folded
+    into that layer, in float64. Otherwise the whitening layer becomes a 1x1 convolution: after an addition, for
+    example, or where it whitens across the groups of a grouped convolution. BatchNorm layers are folded where possible.
 
-    What feeds what is found by :mod:`torch.fx`, with flags and optional arguments of the forward both ways. Parts of a
-    network that it cannot trace (control flow that depends on values) are named in the report and looked at child by
-    child. It is assumed that such a part does not reach into a child and use only one of the child's layers.
-    A folded weight is rounded once, to its layer's dtype: fuse in float32 and cast afterwards.
+    Layer order is read from a :mod:`torch.fx` trace, with flags and optional arguments of the forward both ways. The
+    report names the parts that cannot be traced (control flow that depends on values). Their children are examined one
+    by one, on the assumption that such a part does not use a single layer inside one of its children.
+
+    A folded weight is rounded once, to its layer's dtype, so fuse in float32 and cast afterwards.
 
     Returns:
-        A new module in evaluation mode with the same structure and the attribute ``fusion_report``, a
-        :class:`FusionReport`: ``print(fused.fusion_report)`` says how many of each.
+        A new module in evaluation mode with the same structure. Its attribute ``fusion_report`` is a
+        :class:`FusionReport`; ``print(fused.fusion_report)`` shows how many layers were folded.
 
     Raises:
-        InputError: a whitening layer without running statistics, with a forward set on the instance, or whose
-            parameters the network uses besides; a lazy layer that has seen no input yet.
+        InputError: a whitening layer has no running statistics, has a forward set on the instance, or has parameters
+            that the network uses elsewhere; or a lazy layer has seen no input yet.
     """
     flow = find_dataflow(_checked(model), (PointwiseConv, _Folded))
     fused = copy.deepcopy(model).eval()
@@ -85,10 +86,10 @@ def fuse_norms(model: nn.Module) -> nn.Module:
 
 
 class PointwiseConv(nn.Module):
-    """A 1x1 convolution for ``[N, C]`` and ``[N, C, ...]`` alike, which no class of PyTorch is.
+    """A 1x1 convolution for both ``[N, C]`` and ``[N, C, ...]``, which PyTorch does not have.
 
     Args:
-        matrix: ``[g, C/g, C/g]``, one block a group of channels.
+        matrix: ``[g, C/g, C/g]``, one block per group of channels.
         bias: ``[C]``.
     """
 
@@ -107,10 +108,10 @@ def _pointwise_convolution(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Folded(nn.Identity):
-    """In the place of a norm that went into ``layer``.
+    """Takes the place of a norm that was folded into ``layer``.
 
-    Holds to the shape that the norm was for: a linear layer's channels are its input's *last* dimension, and
-    ``Conv1d`` takes ``[C, L]`` for one sample, where the norm would have taken dimension 1 of anything.
+    It checks the number of dimensions that the norm was made for. A linear layer's channels are its input's *last*
+    dimension, and ``Conv1d`` takes ``[C, L]`` as one sample; the norm would have used dimension 1 of any input.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -134,7 +135,7 @@ def _checked(model: nn.Module) -> nn.Module:
 
 
 def _affine_map(norm: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Evaluation as ``A x + b``: ``A [g, C/g, C/g]`` and ``b [C]`` in float64."""
+    """Return evaluation as ``A x + b``: ``A [g, C/g, C/g]`` and ``b [C]`` in float64."""
     if isinstance(norm, WhiteningNorm):
         try:
             return norm.affine_map()
@@ -149,7 +150,7 @@ def _affine_map(norm: Any, name: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _fold(layer: Any, matrix: Tensor, shift: Tensor) -> bool:
-    """Let ``layer`` give ``A layer(x) + b``; False, and nothing done, where that would merge its groups."""
+    """Make ``layer`` compute ``A layer(x) + b``. Return False, and change nothing, if that would merge its groups."""
     groups = getattr(layer, "groups", 1)
     transposed = isinstance(layer, TRANSPOSED)
     weight = layer.weight.double().unflatten(0, (groups, -1))

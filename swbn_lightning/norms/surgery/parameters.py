@@ -1,4 +1,4 @@
-"""Weight decay that spares what it should not shrink."""
+"""Exempt normalisation layers and biases from weight decay."""
 
 from typing import Any
 
@@ -9,16 +9,20 @@ from swbn_lightning.norms.factory import norm_layer_types
 
 
 def norm_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser: weights with decay, normalisation layers and biases without.
+    """Return parameter groups for an optimiser: weights with decay, normalisation layers and biases without.
 
-    Gamma and beta of every normalisation layer (this package's, PyTorch's and registered ones) and every other
-    ``bias``; W is no parameter and never decays. Each parameter once, in the model's order, those that need no
-    gradient left out. As::
+    The second group has gamma and beta of every normalisation layer (this package's, PyTorch's and registered ones) and
+    every other ``bias``. W is not a parameter and never decays. Each parameter appears once, in the model's order.
+    Parameters that need no gradient are left out. Example::
 
         optimizer = torch.optim.SGD(norm_parameter_groups(model, 5e-4), lr=0.1, momentum=0.9)
 
+    Args:
+        model: any network.
+        weight_decay: weight decay of the first group.
+
     Raises:
-        InputError: a negative weight decay, or no parameter that needs a gradient.
+        InputError: the weight decay is negative, or no parameter needs a gradient.
     """
     if not weight_decay >= 0:
         raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}.")

@@ -1,4 +1,4 @@
-"""Layers chosen by shell patterns of their names."""
+"""Choose layers by shell patterns of their names."""
 
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -7,17 +7,17 @@ from swbn_lightning.errors import InputError
 
 
 def fits(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether one of ``names`` (of one layer) fits one of ``patterns`` (``"layer1.*"``)."""
+    """Return whether one of a layer's ``names`` matches one of ``patterns`` (``"layer1.*"``)."""
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def as_patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    """One pattern or several, as a tuple."""
+    """Return one pattern or several as a tuple."""
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 def check_patterns(kind: str, names: Collection[str], patterns: Iterable[str]) -> None:
-    """Raise :class:`InputError` for a pattern that fits none of ``names``, which are of a ``kind`` of layer."""
+    """Raise :class:`InputError` for a pattern that matches none of ``names``; ``kind`` names the kind of layer."""
     for pattern in patterns:
         if not fits(names, [pattern]):
             raise InputError(f"no {kind} fits {pattern!r}; the model's: {', '.join(names) or 'none'}.")

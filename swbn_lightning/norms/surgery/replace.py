@@ -1,4 +1,4 @@
-"""Exchanging modules inside a network."""
+"""Replace modules inside a network."""
 
 from torch import nn
 
@@ -7,13 +7,13 @@ HOOKS = tuple(name for name in nn.Module().__dict__ if "hook" in name and "state
 
 
 def move_hooks(source: nn.Module, target: nn.Module) -> None:
-    """Let ``target`` have the hooks of ``source``: the same dicts, so that a handle goes on working."""
+    """Give ``target`` the hooks of ``source``: the same dicts, so that existing handles keep working."""
     for name in HOOKS:
         target.__dict__[name] = source.__dict__[name]
 
 
 def replace_modules(model: nn.Module, chosen: dict[nn.Module, nn.Module]) -> nn.Module:
-    """Put each value of ``chosen`` wherever its key stands; returns the model, or what replaces the model itself."""
+    """Replace each key of ``chosen`` by its value everywhere; return the model, or what replaces the model itself."""
 
     def final(module: nn.Module) -> nn.Module:
         while module in chosen and chosen[module] is not module:

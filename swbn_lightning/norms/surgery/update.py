@@ -1,4 +1,4 @@
-"""Running statistics made anew from data, for weights that no training batch has ever passed through."""
+"""Recompute running statistics from data, for weights that no training batch has passed through."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,24 +20,26 @@ Norm = WhiteningNorm | _BatchNorm
 
 @torch.no_grad()
 def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any], Any] | None = None) -> None:
-    """Recompute running statistics over ``loader``, after averaging weights, as ``torch.optim.swa_utils.update_bn``.
+    """Recompute running statistics over ``loader``, for example after averaging weights.
 
-    Afterwards the statistics of every whitening layer and BatchNorm are the plain average over the batches of
-    ``loader``, and ``whitening_matrix`` is that of the matrices that whitened them: IterNorm's and DBN's are computed
-    from each batch; SWBN's starts from the W that the layer has and takes its step at every batch (of a layer that is
-    used more than once in a batch, the last W counts). A batch that is not finite does not count, and a layer that no
-    batch reaches stays as it is. Only the normalisation layers run in training mode, not dropout. Modes, momenta and
-    frozen layers stay as they are. In a distributed run every process calls it with its part of the data.
+    Use it in place of ``torch.optim.swa_utils.update_bn``. Afterwards the statistics of every whitening layer and
+    BatchNorm are the plain average over the batches, and ``whitening_matrix`` is the average of the matrices that
+    whitened them. IterNorm and DBN compute their matrix from each batch. SWBN starts from its current W and takes one
+    step per batch; if a layer is used more than once per batch, the last W counts.
+
+    A non-finite batch does not count, and a layer that no batch reaches stays unchanged. Only the normalisation layers
+    run in training mode, so dropout is off. Modes and momenta are restored, and frozen layers do not change. In a
+    distributed run, every process calls this function with its part of the data.
 
     Args:
-        loader: batches. A list or tuple stands for its first element, as ``(images, labels)``.
-        model: in place.
-        forward: runs the model on a batch of ``loader`` as it comes; by default ``model(batch)``, tensors moved to the
-            device of the model's first parameter.
+        loader: batches. Of a list or tuple, such as ``(images, labels)``, the first element is used.
+        model: updated in place.
+        forward: runs the model on a batch exactly as it comes from ``loader``. By default ``model(batch)``, with
+            tensors moved to the device of the model's first parameter.
 
     Raises:
-        InputError: no layer with running statistics that is not frozen; one that has seen no input yet; no batch, or
-            none that is finite. An error on the way leaves the state as it was.
+        InputError: the model has no unfrozen layer with running statistics; such a layer has seen no input yet; or the
+            loader has no finite batch. After any error the state is what it was.
     """
     norms = updated_norms(model)
     run = forward or (lambda batch: model(_inputs(batch, model)))
@@ -67,7 +69,7 @@ def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any
 
 
 def updated_norms(model: nn.Module) -> list[Norm]:
-    """The layers that :func:`update_norms` works on."""
+    """Return the layers that :func:`update_norms` works on; :class:`InputError` if there are none."""
     norms: list[Norm] = []
     for name, module in model.named_modules():
         if not isinstance(module, Norm) or module.running_mean is None or is_frozen(module):
@@ -93,7 +95,7 @@ def _inputs(batch: Any, model: nn.Module) -> Any:
 
 @contextmanager
 def _only_training(norms: list[Norm], model: nn.Module) -> Iterator[None]:
-    """``norms`` in training mode with a plain average, everything else in evaluation."""
+    """Put ``norms`` in training mode with a plain average, and everything else in evaluation mode."""
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     try:
@@ -111,7 +113,7 @@ def _only_training(norms: list[Norm], model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _all_or_nothing(norms: list[Norm]) -> Iterator[Callable[[Iterable[Norm]], None]]:
-    """After an error the state is what it was; gives what restores some of the layers."""
+    """Restore the state after an error; yield a function that restores only some layers."""
     state = {norm: [(buffer, buffer.clone()) for buffer in norm.buffers(recurse=False)] for norm in norms}
 
     def restore(some: Iterable[Norm]) -> None:
@@ -128,7 +130,7 @@ def _all_or_nothing(norms: list[Norm]) -> Iterator[Callable[[Iterable[Norm]], No
 
 @contextmanager
 def _finite_or_not_at_all(norms: list[Norm]) -> Iterator[None]:
-    """BatchNorm takes in a batch that is not finite, and its statistics never recover; whitening layers reject it."""
+    """Undo a non-finite batch in BatchNorm, whose statistics would never recover; whitening layers reject it."""
     before = {n: [buffer.clone() for buffer in n.buffers(recurse=False)] for n in norms if isinstance(n, _BatchNorm)}
     yield
     for norm, values in before.items():

@@ -1,4 +1,4 @@
-"""What stands in a converted network where one layer is not enough."""
+"""Modules that replace a single layer in a converted network."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ class _Sequential(nn.Sequential):
 
 
 class AppendedNorm(_Sequential):
-    """A layer with one more normalisation in front of it: ``norm``, then ``layer``.
+    """A layer with one more normalisation before it: ``norm``, then ``layer``.
 
-    Takes the layer's parameters under their old names from a state dict, too (``fc.weight``).
+    It also loads a state dict with the layer's original parameter names (``fc.weight``).
     """
 
     _moved_into = "layer"
@@ -33,7 +33,7 @@ class AppendedNorm(_Sequential):
 class NormAct(_Sequential):
     """A normalisation with what timm's ``BatchNormAct2d`` does after it: ``norm``, ``drop``, ``act``.
 
-    Loads the state dict of the layer that it replaces, too (``bn1.weight``).
+    It also loads the state dict of the layer that it replaces (``bn1.weight``).
     """
 
     _moved_into = "norm"

@@ -1,4 +1,4 @@
-"""A check that the processes of a distributed training hold the same numbers."""
+"""Check that the processes of a distributed training hold the same numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,17 +14,17 @@ from swbn_lightning.norms.base import WhiteningNorm
 
 
 class CheckRanksAgree(pl.Callback):
-    """Stops a distributed training as soon as two processes hold different weights or whitening matrices.
+    """Stop a distributed training as soon as two processes hold different weights or whitening matrices.
 
-    For a doubt, or a cluster that is new: two small collectives and a pass over the weights a training batch. Compared
-    are, bit for bit, every parameter, and the buffers of whitening layers with ``sync=True`` and of ``SyncBatchNorm``
-    (those of plain BatchNorm differ by design). It is done after the optimiser's step, before
-    ``DistributedDataParallel`` writes rank 0's buffers over the others', which would hide a difference. With the
-    command: ``--trainer.callbacks+=CheckRanksAgree``.
+    Use it on a new cluster, or if in doubt. It costs two small collectives and a pass over the weights per batch. It
+    compares, bit for bit, every parameter and the buffers of whitening layers with ``sync=True`` and of
+    ``SyncBatchNorm``. Buffers of plain BatchNorm differ by design. The comparison runs after the optimiser's step,
+    before ``DistributedDataParallel`` overwrites the other processes' buffers with rank 0's, which would hide a
+    difference. On the command line: ``--trainer.callbacks+=CheckRanksAgree``.
 
     Raises:
-        InputError: when training starts, a strategy that shards the parameters; in training, with the names of what
-            differs, on every process.
+        InputError: when training starts, for a strategy that shards the parameters; during training, on every process,
+            with the names of what differs.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -64,7 +64,7 @@ def _compared(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _checksum(value: Tensor) -> Tensor:
-    """A 64-bit sum of the bytes, each weighted by its place, so that exchanged values differ too."""
+    """Return a 64-bit sum of the bytes, each weighted by its place, so that exchanged values differ too."""
     octets = value.detach().contiguous().flatten().view(torch.uint8).long()
     places = torch.arange(1, octets.numel() + 1, device=octets.device)
     return ((octets + 1) * (places * 0x9E3779B1 % 0x7FFFFFFF)).sum()  # odd, well mixed multiples; wraps around

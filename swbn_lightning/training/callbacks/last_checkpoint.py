@@ -1,4 +1,4 @@
-"""What a run that was stopped needs to go on as if it had not been."""
+"""Save everything a stopped run needs to continue as if it had not been stopped."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ GRADIENTS = "accumulated_gradients"
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """``last.ckpt`` after every epoch and, when SIGTERM asks the process to end, in the middle of one.
+    """Save ``last.ckpt`` after every epoch and, on SIGTERM, in the middle of one.
 
-    Lightning ends the training step under way first. (``save_last`` of another ``ModelCheckpoint`` only writes with a
-    new best.) Nothing is written after any other exception, Ctrl-C among them, since a step may be half done.
+    On SIGTERM, Lightning first ends the training step under way. (``save_last`` of another ``ModelCheckpoint`` only
+    writes with a new best.) No other exception writes a checkpoint, including Ctrl-C, because a step may be half done.
 
-    In the middle of an accumulated step the gradients are kept as well; among several processes, whose gradients
-    differ, nothing is written then (``StopTogether`` has them finish the step). What was stopped in the middle of a
-    validation makes the whole of it when it goes on.
+    In the middle of an accumulated step, the gradients are saved too. With several processes the gradients differ, so
+    nothing is written then; ``StopTogether`` makes the processes finish the step. A run stopped during validation
+    repeats the whole validation when it resumes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The states of random generators in every checkpoint, so that a training goes on as if it had not been stopped."""
+"""Save random generator states in every checkpoint, so that a resumed training continues the same streams."""
 
 import random
 from typing import Any
@@ -14,10 +14,10 @@ STREAMS = "random_streams"
 
 
 class RandomStreams(pl.Callback):
-    """Keeps the states of Python's, numpy's and torch's generators in every checkpoint, and puts them back.
+    """Save the states of Python's, numpy's and torch's random generators in every checkpoint, and restore them.
 
-    Those of every process: the i-th goes on with the i-th's. A training that goes on in more processes than it was
-    stopped with leaves the others as they were seeded.
+    Each process restores its own state. If a training resumes with more processes than before, the extra ones keep
+    their seeded state.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class RandomStreams(pl.Callback):
 
 
 def random_streams() -> dict[str, Any]:
-    """The states of this process's generators, as plain data."""
+    """Return the states of this process's generators, as plain data."""
     of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002 (the global one is what others draw from)
     assert isinstance(of_numpy, dict)
     key = torch.from_numpy(of_numpy["state"]["key"].astype(np.int64))
@@ -66,7 +66,7 @@ def random_streams() -> dict[str, Any]:
 
 
 def set_random_streams(states: dict[str, Any]) -> None:
-    """Go on from what :func:`random_streams` gave."""
+    """Restore the states from :func:`random_streams`."""
     of_numpy = states["numpy"]
     inner = of_numpy["state"]
     # numpy does not look: from another place it would read foreign memory.

@@ -1,4 +1,4 @@
-"""The report page at the end of a command."""
+"""Write the report page at the end of a command."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from swbn_lightning.training.callbacks.run_file import AtTheEnd
 
 
 class ReportPage(AtTheEnd):
-    """Writes ``report.html`` into the run's folder when ``fit``, ``validate`` or ``test`` ends or is interrupted.
+    """Write ``report.html`` into the run's folder when ``fit``, ``validate`` or ``test`` ends or is interrupted.
 
-    It has to stand after the callbacks whose files it shows (``WhitenessMonitor``, ``ResultTable``).
+    Put it after the callbacks whose files it shows (``WhitenessMonitor``, ``ResultTable``).
     """
 
     def finish(self, trainer: pl.Trainer, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run says at its end: a table on the terminal and ``results.json`` in its folder."""
+"""Results at the end of a run: a table on the terminal and ``results.json`` in the run's folder."""
 
 import time
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ _FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inferen
 
 
 class ResultTable(pl.Callback):
-    """Prints the results of ``fit`` (validation), ``validate`` and ``test``, and writes them to the run's folder.
+    """Print the results of ``fit``, ``validate`` and ``test``, and write them to ``results.json`` in the run's folder.
 
-    ``fit`` shows the epoch whose checkpoint was kept as the best and, where it is another one, the last. An
-    interrupted ``fit`` shows what it had reached; a resumed one the epochs since then. Without validation it shows the
-    last epoch, with the accuracy on its training batches.
+    ``fit`` shows the validation results of the epoch whose checkpoint was kept as the best and, if different, the last
+    one. An interrupted ``fit`` shows what it had reached, a resumed one only the epochs since then. Without validation,
+    it shows the last epoch with the accuracy on its training batches.
 
-    The file of a ``fit`` also says whether it was ``completed``, the ``fit_seconds`` it took in all, and the
-    ``epoch_seconds`` of every whole epoch: its training steps and their data, without validation. A ``fit`` without a
-    step is a warning: Lightning ends as if it had trained.
+    After ``fit`` the file also has ``completed`` (false if interrupted), ``fit_seconds`` (in total) and
+    ``epoch_seconds`` (training steps and data of every whole epoch, without validation). A ``fit`` without a single
+    step gives a warning, because Lightning ends as if it had trained.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class ResultTable(pl.Callback):
 
 
 class _EpochClock:
-    """Wall-clock seconds of each training epoch, without what interrupts it."""
+    """Wall-clock seconds of each training epoch, without interruptions such as validation."""
 
     def __init__(self) -> None:
         self.epochs: list[float] = []
@@ -194,11 +194,11 @@ class _EpochClock:
 
 
 def result_table(rows: list[Row], logged: Mapping[str, float] | None = None) -> Table:
-    """The table: what was evaluated, accuracy with its 95% interval, loss, whiteness at the start and the end.
+    """Make the table: what was evaluated, accuracy with its 95% interval, loss, whiteness at the start and the end.
 
     Args:
-        rows: as :attr:`~swbn_lightning.training.module.TrainingModule.results`; with ``distance`` and ``rms``, each the
-            value at the start and at the end of training, where they are known.
+        rows: as in :attr:`~swbn_lightning.training.module.TrainingModule.results`. If known, with ``distance`` and
+            ``rms``, each a pair of values at the start and the end of training.
         logged: further quantities of a single row.
     """
     table = Table()
@@ -220,7 +220,7 @@ def result_table(rows: list[Row], logged: Mapping[str, float] | None = None) -> 
 
 
 def _of_epoch(words: str, row: Row) -> str:
-    """For readers epochs count from 1; ``epoch`` in the files is Lightning's, from 0."""
+    """Add the epoch, which readers count from 1; ``epoch`` in the files is Lightning's, from 0."""
     return f"{words}, epoch {row['epoch'] + 1})"
 
 
@@ -230,7 +230,7 @@ def _with_whiteness(row: Row, history: History) -> Row:
 
 
 def _other_quantities(trainer: pl.Trainer, split: str) -> dict[str, float]:
-    """What an evaluation logged beside what its results hold."""
+    """Return what an evaluation logged besides its results."""
     told = {f"{split}/{name}" for name in ("accuracy", "accuracy_ci95", "loss")}
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name not in told}
 
@@ -243,7 +243,7 @@ def _accuracy(row: Row) -> str:
 
 
 def _training_row(trainer: pl.Trainer) -> Row | None:
-    """The last finished epoch's figures on its own training batches, each before its step; None before there are."""
+    """Return the last finished epoch's metrics on its own training batches, each before its step, or None."""
     measured = {key: trainer.callback_metrics.get(f"train/{key}") for key in ("accuracy", "loss")}
     epoch = trainer.current_epoch - 1  # it counts on at the end of an epoch
     if epoch < 0 or any(value is None for value in measured.values()):
@@ -253,9 +253,9 @@ def _training_row(trainer: pl.Trainer) -> Row | None:
 
 
 def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
-    """What the checkpoint callback with a monitored quantity kept, or else the other one: the last epoch.
+    """Return the checkpoint kept by the callback with a monitored quantity, or else the other one's: the last epoch.
 
-    Where the file is not there (the disk was full), the best of those that are.
+    If the file is missing (the disk was full), it is the best of those that exist.
     """
     callbacks = [c for c in _callbacks(trainer) if isinstance(c, ModelCheckpoint)]
     callbacks.sort(key=lambda c: c.monitor is None)
@@ -266,7 +266,7 @@ def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
 
 
 def _whiteness_in(checkpoint: Row) -> History:
-    """The history that a checkpoint carries (Lightning restores callbacks only to go on training)."""
+    """Return the whiteness history in a checkpoint (Lightning restores callbacks only to resume training)."""
     states = checkpoint.get("callbacks")
     for key, state in states.items() if isinstance(states, dict) else ():
         if str(key).startswith(WhitenessMonitor.__name__) and isinstance(state, dict):

@@ -1,4 +1,4 @@
-"""``run.json`` in a run's folder: which run it is, what it started from, its settings and what it ran on."""
+"""Write ``run.json`` into a run's folder: the run's id, origin, settings and environment."""
 
 import os
 import platform
@@ -16,13 +16,13 @@ PACKAGES = ("torchvision", "pytorch-lightning", "torchmetrics", "numpy")
 
 
 def run_folder(trainer: pl.Trainer) -> Path | None:
-    """The run's folder; None without loggers. Every process must ask, in ``setup``: at the end some may be gone."""
+    """Return the run's folder; None without loggers. Every process calls it in ``setup``: later some may be gone."""
     log_dir = trainer.log_dir  # the processes agree on it here
     return Path(log_dir) if trainer.loggers and log_dir else None
 
 
 class AtTheEnd(pl.Callback):
-    """Works on a run's folder when a command ends or is interrupted; it has to stand after what writes the files."""
+    """Work on a run's folder when a command ends or is interrupted; put it after the callbacks that write the files."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -43,16 +43,20 @@ class AtTheEnd(pl.Callback):
 
 
 class RunFile(pl.Callback):
-    """Gives a run its id, and writes ``run.json`` when ``fit``, ``validate``, ``test`` or ``predict`` starts.
+    """Give a run its id, and write ``run.json`` when ``fit``, ``validate``, ``test`` or ``predict`` starts.
 
-    In it: ``id``; ``kind`` (which of the four); ``command``; ``started`` (UTC); ``from``, the id of the run whose
-    checkpoint it goes on from or evaluates; ``trained``, of an evaluation: that run's id, start and settings;
-    ``settings``, flat; ``environment``, which names neither user nor machine. Every checkpoint carries the id, the
-    start and the settings.
+    The file has:
+
+    - ``id``, ``kind`` (which of the four), ``command`` and ``started`` (UTC);
+    - ``from``: the id of the run whose checkpoint it resumes or evaluates;
+    - ``trained``: for an evaluation, that run's id, start and settings;
+    - ``settings``, flat, and ``environment``, which names neither user nor machine.
+
+    Every checkpoint contains the id, the start and the settings.
 
     Args:
-        command: what was called; None where nothing is known of it, as in a program of one's own.
-        settings: gives them, flat.
+        command: the command that was called; None if unknown, as in a program of your own.
+        settings: returns the settings, flat.
     """
 
     def __init__(self, command: str | None = None, settings: Callable[[], Mapping[str, Any]] = dict) -> None:

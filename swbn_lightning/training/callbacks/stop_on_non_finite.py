@@ -1,4 +1,4 @@
-"""Stops a training whose numbers are no longer finite, says where that began, and keeps the last good checkpoint."""
+"""Stop a training with non-finite numbers, say where they began, and keep the last good checkpoint."""
 
 from typing import Any
 
@@ -14,26 +14,26 @@ from swbn_lightning.training.not_finite import any_process, first_not_finite, no
 
 
 class StopOnNonFinite(pl.Callback):
-    """Ends a training at a loss, gradient or weight that is NaN or infinite.
+    """Stop a training at a loss, gradient or weight that is NaN or infinite.
 
-    A loss or gradient ends the run before the optimiser's step, where every step is looked at; a weight or buffer at
-    the next look, before a validation, at the end of an epoch, and before any checkpoint is written, so that
-    checkpoints hold finite numbers only (but for ``save_weights_only``, for which Lightning asks no callback). Under
-    ``precision: 16-mixed`` the loss scaler leaves the step out, and training goes on, with a warning, until more than
-    ``max_skipped`` losses in a row are not finite.
+    If every step is checked, a loss or gradient stops the run before the optimiser's step. Weights and buffers are
+    checked before a validation, at the end of an epoch and before any checkpoint is written, so checkpoints contain
+    only finite numbers (except with ``save_weights_only``, for which Lightning calls no callback).
 
-    The error names where it began: the first parameter that is not finite, or, after a second forward of the batch at
-    hand, the first module whose output is not. To look at a value makes a GPU wait for it, so there it is done at
-    intervals, and what is found may be that old: going on from the last checkpoint with ``every_n_steps: 1`` tells
-    where it began.
+    With ``precision: 16-mixed``, the loss scaler skips a non-finite step. Training continues, with a warning, until
+    more than ``max_skipped`` losses in a row are not finite.
+
+    The error says where it began: the first non-finite parameter or, from a second forward of the current batch, the
+    first module with a non-finite output. A GPU must wait for each check, so there it runs at intervals and what it
+    finds may be that old. To find the origin, resume from the last checkpoint with ``every_n_steps: 1``.
 
     Args:
-        every_n_steps: the interval of looks in batches; None for 1 on a CPU and the trainer's ``log_every_n_steps`` on
-            a GPU; 0 for the ends of epochs and before checkpoints only.
-        max_skipped: as above. Scaling starts at 2**16 and is halved each time, so 20 leave a scale below 1.
+        every_n_steps: batches between checks. None: 1 on a CPU, the trainer's ``log_every_n_steps`` on a GPU. 0: only
+            at the end of epochs and before checkpoints.
+        max_skipped: see above. The scale starts at 2**16 and halves each time, so after 20 it is below 1.
 
     Raises:
-        InputError: a number out of range; in training, as above.
+        InputError: a number is out of range; during training, as above.
     """
 
     def __init__(self, every_n_steps: int | None = None, max_skipped: int = 20) -> None:
@@ -129,7 +129,7 @@ class StopOnNonFinite(pl.Callback):
             self._stop(trainer, f"{named} not finite ({len(found)} parameters and buffers are)", None)
 
     def _origin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
-        """Where it began, as far as a second forward of the batch at hand tells."""
+        """Say where it began, as far as a second forward of the current batch shows."""
         found = self._origin_at_sight(trainer, pl_module)
         # Synchronised layers wait for every process: all go through the second forward, or none does.
         if any_process(trainer, found is not None):
@@ -141,7 +141,7 @@ class StopOnNonFinite(pl.Callback):
         return f"it begins in {first}, whose output is the first that is not finite"
 
     def _origin_at_sight(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str | None:
-        """The parameter or the value of this process's batch that is not finite."""
+        """Name the parameter, or the value of this process's batch, that is not finite."""
         parameters: dict[str, Tensor] = dict(pl_module.named_parameters())
         if found := [name for name in not_finite(parameters) if name not in self._ignored]:
             if self._interval(trainer, pl_module) == 1:

@@ -1,4 +1,4 @@
-"""SIGTERM: all processes of a training stop at the same step, and the program ends with 143 wherever it is."""
+"""On SIGTERM, stop all processes of a training at the same step, and end with exit code 143."""
 
 from types import FrameType
 from typing import Any
@@ -18,16 +18,16 @@ from swbn_lightning.training.lightning_internals import (
 
 
 class StopTogether(pl.Callback):
-    """Has all processes of a distributed training stop at the same step as soon as one of them gets SIGTERM.
+    """Stop all processes of a distributed training at the same step as soon as one of them gets SIGTERM.
 
-    Lightning 2.6 starts a collective inside its signal handler, among those of a training step, and both fail or wait
-    for ever; a process that is the only one to get the signal leaves while the others wait for it. Here the handler
-    takes a note. After each batch the processes reduce their notes on the CPU, in a group of their own, and read the
-    outcome after the next one, so that nobody waits for it; then all end as one process does.
+    Lightning 2.6 starts a collective inside its signal handler, among those of a training step. Both then fail or wait
+    for ever. If only one process gets the signal, it leaves while the others wait for it. This handler only takes a
+    note. After each batch the processes reduce their notes on the CPU, in a process group of their own. They read the
+    result after the next batch, so that no process waits. Then all end as a single process does.
 
-    A step of the optimiser that takes several batches is finished first, and so is a validation (whose batches may be
-    more on one process than on another): its time must fit into the time that the sender leaves. Does nothing in a
-    single process, and nothing in ``validate`` and ``test``, which leave nothing to be saved.
+    An accumulated step of the optimiser is finished first, and so is a validation (processes may have different numbers
+    of its batches). The sender of the signal must allow time for that. The callback does nothing in a single process,
+    nor in ``validate`` and ``test``, which have nothing to save.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What Lightning's weight averaging leaves to do where layers keep statistics of batches."""
+"""Update normalisation statistics after Lightning's weight averaging."""
 
 import os
 from collections.abc import Callable
@@ -18,26 +18,28 @@ CHECKPOINT = "averaged.ckpt"
 
 
 class UpdateNorms(pl.Callback):
-    """Makes the end of a run with averaged weights right: :func:`~swbn_lightning.update_norms` on training batches.
+    """Run :func:`~swbn_lightning.update_norms` on training batches at the end of a run with averaged weights.
 
-    Goes behind Lightning's ``WeightAveraging``, ``EMAWeightAveraging`` or ``StochasticWeightAveraging``, which put the
+    Put it after Lightning's ``WeightAveraging``, ``EMAWeightAveraging`` or ``StochasticWeightAveraging``. These put the
     averaged weights into the model when training ends, but leave whitening layers with the statistics of other
     weights::
 
         Trainer(callbacks=[EMAWeightAveraging(), UpdateNorms()])
 
-    The statistics become those of the averaged network over an epoch of training batches (augmented as in training;
-    dropout off), and each W an average, too. What results is saved as ``averaged.ckpt`` beside the other checkpoints.
+    The statistics become those of the averaged network over an epoch of training batches, augmented as in training and
+    without dropout. Each W becomes an average too. The result is saved as ``averaged.ckpt`` beside the other
+    checkpoints.
 
     Args:
-        num_batches: training batches to use; None for those of an epoch.
+        num_batches: number of training batches to use; None for a whole epoch.
         forward: ``forward(pl_module, batch)`` runs the network on a batch as it arrives in ``training_step``. By
-            default this package's modules compute their training loss, and others ``pl_module(batch)``, where a list
-            or tuple stands for its first element.
+            default, this package's modules compute their training loss; others run ``pl_module(batch)``, with only the
+            first element of a list or tuple.
 
     Raises:
-        InputError: a number below 1; when training starts, an averaging callback that comes after this one, or a model
-            without a layer to update. What goes wrong at the end of training is a warning, and the state stays.
+        InputError: the number is below 1; when training starts, an averaging callback comes after this one, or the
+            model has no layer to update. An error at the end of training is only a warning, and the state stays
+            unchanged.
     """
 
     def __init__(
@@ -82,6 +84,6 @@ class UpdateNorms(pl.Callback):
             rank_zero_info(f"Weights and normalisation statistics of the end of training: {path}")
 
     def _number(self, trainer: pl.Trainer) -> int | None:
-        """Of batches; None for all that there are."""
+        """Return the number of batches; None for all."""
         number = trainer.num_training_batches if self.num_batches is None else self.num_batches
         return None if number == float("inf") else int(number)

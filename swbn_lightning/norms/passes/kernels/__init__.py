@@ -1,16 +1,16 @@
-"""SWBN's training pass by kernels of its own, in Triton, on an NVIDIA GPU: off until switched on.
+"""Triton kernels for SWBN's training pass on an NVIDIA GPU; off by default.
 
     from swbn_lightning.norms import use_kernels
 
     use_kernels()                # from here on; or SWBN_KERNELS=1 in the environment
-    with use_kernels(False):     # or for a part
+    with use_kernels(False):     # or only for a block
         ...
 
-The stock operators are the reference, and what runs wherever no kernel is made for the case: evaluation, float64, more
-than 512 channels (256 a group for W's step), contiguous images, compiled, synchronised or transformed layers, second
-derivatives. The kernels form the standardised activation where they read it and keep ``x`` for the backward, so no
-tensor but the output is written forward, and none but the gradient backward; a training pass has a dozen launches
-where the stock operators have sixty. Importing this module does not import Triton.
+PyTorch's operators are the reference. They run wherever there is no kernel: evaluation, float64, more than 512 channels
+(256 per group for the step of W), contiguous images, compiled, synchronised or transformed layers, and second
+derivatives. The kernels standardise the activation as they read it, and keep ``x`` for the backward. The forward
+therefore writes no large tensor but the output, and the backward none but the gradient. A training pass takes a dozen
+launches instead of sixty. Importing this module does not import Triton.
 """
 
 import functools
@@ -36,7 +36,7 @@ _LEAST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether the kernels can run here: true or false, and ``reason`` says why not."""
+    """Whether the kernels can run here; if not, ``reason`` says why."""
 
     reason: str | None
 
@@ -45,7 +45,7 @@ class Availability:
 
 
 def available() -> Availability:
-    """Whether Triton and an NVIDIA GPU of compute capability 8.0 or more are here, or ``TRITON_INTERPRET=1`` is set."""
+    """Return whether Triton and an NVIDIA GPU (compute capability 8.0 or more) are here, or its interpreter is on."""
     if importlib.util.find_spec("triton") is None:
         return Availability("Triton is not installed; it comes with PyTorch's CUDA builds for Linux")
     if interpreted():
@@ -62,16 +62,19 @@ class _Switch:
 
 
 class use_kernels:
-    """Switch the kernels on or off for all layers, from the call on or inside a ``with`` block.
+    """Switch SWBN's Triton kernels on or off for all layers, from the call on or inside a ``with`` block.
 
-    A layer whose forward ran by kernels goes backward by kernels, whatever the switch says then. What
-    ``torch.utils.checkpoint`` runs again must run under the same setting.
+    They are off by default; ``SWBN_KERNELS=1`` in the environment switches them on too. They need Triton and an NVIDIA
+    GPU of compute capability 8.0 or more. Cases without a kernel run with PyTorch's operators.
+
+    The backward of a layer uses the kernels if its forward did, whatever the switch says by then. Recomputation by
+    ``torch.utils.checkpoint`` must run under the same setting as the first forward.
 
     Args:
-        enabled: whether to use them.
+        enabled: True to switch the kernels on, False to switch them off.
 
     Raises:
-        InputError: they cannot run here; :func:`available` says why.
+        InputError: the kernels cannot run here; the message says why.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -88,10 +91,10 @@ class use_kernels:
 
 
 def enabled() -> bool:
-    """Whether the kernels are switched on, by :class:`use_kernels` or else by ``SWBN_KERNELS=1``.
+    """Return whether the kernels are switched on, by :class:`use_kernels` or else by ``SWBN_KERNELS=1``.
 
     Raises:
-        InputError: the environment switches them on where they cannot run, or has another value than 0 or 1.
+        InputError: the environment switches them on where they cannot run, or has a value other than 0 or 1.
     """
     if _Switch.enabled is None:
         value = os.environ.get(_VARIABLE, "0")
@@ -104,12 +107,12 @@ def enabled() -> bool:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU."""
+    """Return whether Triton's interpreter runs the kernels, on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def take_samples(x: Tensor, whitening_matrix: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether kernels do a training pass over ``x``, with its channels last in memory: all but the step of W."""
+    """Return whether kernels run a training pass over ``x`` (channels last in memory), except the step of W."""
     tensors = [whitening_matrix, *(parameter for parameter in parameters if parameter is not None)]
     if not _take(x.movedim(1, -1) if x.dim() > 2 else x, *tensors):
         return False
@@ -118,7 +121,7 @@ def take_samples(x: Tensor, whitening_matrix: Tensor, *parameters: Tensor | None
 
 
 def take_step(whitening_matrix: Tensor, *statistics: Tensor | None) -> bool:
-    """Whether kernels step W and keep the state, with statistics of the batch and running ones."""
+    """Return whether kernels take the step of W and update the state."""
     tensors = [whitening_matrix, *(values for values in statistics if values is not None)]
     if not _take(*tensors) or any(tensor.dtype != torch.float32 for tensor in tensors):
         return False
@@ -126,7 +129,7 @@ def take_step(whitening_matrix: Tensor, *statistics: Tensor | None) -> bool:
 
 
 def _take(*tensors: Tensor) -> bool:
-    """What all kernels need: plain tensors on one device that they run on, without holes, and no tracing."""
+    """Return whether all kernels' needs are met: plain, contiguous tensors on one supported device, and no tracing."""
     if torch.compiler.is_compiling() or not enabled() or is_transformed():
         return False
     device = tensors[0].device
