@@ -1,22 +1,34 @@
-"""The ``swbn`` command, also as ``python -m swbn_lightning``, whatever else on the path is called ``cli``."""
+"""The ``swbn`` command, also as ``python -m swbn_lightning``. Lightning is loaded by the commands that need it."""
 
-import importlib.util
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 from swbn_lightning.command.overview import answer
+from swbn_lightning.command.own_packages import check_own_packages
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command; ``args`` as on the command line, ``sys.argv`` by default.
+
+    Raises:
+        SystemExit: 2 for input that cannot work, after a message that says what would; 143 when SIGTERM ended it.
+    """
+    answer(sys.argv[1:] if args is None else args)
+    check_own_packages()
+    from swbn_lightning.command.main import run
+
+    run(args)
 
 
 def console() -> None:
-    """Run this package's ``cli.py``, which lies beside it in a checkout and where it is installed."""
+    """The entry point of the ``swbn`` command."""
     answer(sys.argv[1:])
-    name = "swbn_lightning_cli"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "cli.py")
-    assert spec is not None and spec.loader is not None
-    cli = importlib.util.module_from_spec(spec)
-    sys.modules[name] = cli
-    spec.loader.exec_module(cli)
-    cli.console()
+    check_own_packages()
+    from swbn_lightning.command.main import run
+    from swbn_lightning.command.signals import sigterm_is_143
+
+    with sigterm_is_143():
+        run(None)
 
 
 if __name__ == "__main__":

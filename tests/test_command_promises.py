@@ -11,10 +11,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-import cli
-import swbn_lightning
 from cli import main
 from fewshot import PrototypicalNetwork
+from swbn_lightning.command import main as command
 from swbn_lightning.command.overview import COMMANDS
 from tests.conftest import REPOSITORY
 
@@ -86,33 +85,8 @@ def test_a_model_outside_of_a_training_has_nothing_that_raises(trained):
     assert torch.equal(traced(images), model(images))
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
-    (["--help"], 0, "study     train and test a grid"),
-    (["--version"], 0, f"swbn {swbn_lightning.__version__}"),
-    (["fitt"], 2, "'fitt' is no command. Did you mean 'fit'? The commands: fit, validate,"),
-    (["\x1b[2J"], 2, r"'\x1b[2J' is no command. The commands"),
-    ([], 2, "usage: swbn COMMAND"),
-])  # fmt: skip
-def test_what_needs_no_training_is_answered_before_lightning_is_loaded(words, code, said):
-    program = (
-        f"import sys; sys.argv[1:] = {words!r}\nfrom swbn_lightning.__main__ import console\ntry: console()\n"
-        "finally: assert 'pytorch_lightning' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == code and said in (done.stderr if code else done.stdout)
-
-
 def test_every_command_is_in_the_overview_which_says_when_it_could_not_be_shown():
-    assert set(COMMANDS) == {*cli._COMMANDS, "fit", "validate", "test", "predict"}
+    assert set(COMMANDS) == {*command._COMMANDS, "fit", "validate", "test", "predict"}
     with Path("/dev/full").open("w") as screen:
         done = subprocess.run([sys.executable, "-m", "swbn_lightning", "--help"], cwd=REPOSITORY, stdout=screen)
     assert done.returncode == 1
-
-
-def test_another_module_called_cli_is_no_matter(tmp_path):
-    (tmp_path / "cli.py").write_text("raise RuntimeError('not this one')\n")
-    command = [sys.executable, "-c", "import sys; sys.argv[:] = ['swbn', 'compare', 'a']; "
-               "from swbn_lightning.__main__ import console; console()"]  # fmt: skip
-    environment = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "PATH": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and "compare needs at least two runs" in done.stderr

@@ -19,8 +19,9 @@ FLOORS = (
     {"whiteness", "backbones", "data"},
     {"runs"},
     {"training"},
-    {"command", "fewshot", "classification"},
-    {"cli"},
+    {"fewshot", "classification"},
+    {"command"},
+    {"__main__", "cli"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 INTERNALS = {"swbn_lightning/training/lightning_internals.py", "swbn_lightning/norms/torch_internals.py"}

@@ -1,1 +1,1 @@
-"""What ``cli.py`` puts together: the parts of its trainer, what its settings mean, what it says."""
+"""What ``main.py`` puts together: the parts of its trainer, what its settings mean, what it says."""

@@ -9,6 +9,7 @@ from swbn_lightning.norms.torch_internals import (
     are_transforms_active,
     backward_keeps_graph,
     in_backward,
+    is_exporting,
     saved_tensor_hooks,
 )
 
@@ -91,7 +92,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def first_run(values: Tensor) -> Tensor:
     """``values``, and an error where compiled code takes a step of state a second time."""
-    compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    compiled = torch.compiler.is_compiling() and not is_exporting()
     return _first_run(values) if compiled else values
 
 

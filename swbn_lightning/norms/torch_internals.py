@@ -22,6 +22,11 @@ is_batched = torch._C._functorch.is_batchedtensor
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
+def is_exporting() -> bool:
+    """As ``torch.compiler.is_exporting``, which in 2.10 is true in whatever is compiled."""
+    return torch.compiler._is_exporting_flag
+
+
 def in_forward_derivatives() -> bool:
     """Whether ``torch.autograd.forward_ad`` is on: ``unpack_dual`` asks a tensor, and this is before there is one."""
     return torch.autograd.forward_ad._current_level >= 0

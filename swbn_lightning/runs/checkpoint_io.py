@@ -80,6 +80,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
 def _sync_folder(folder: Path) -> None:
     """Bring the folder's new entry to the disk too; some file systems cannot, and need not."""
+    if os.name == "nt":  # where a folder cannot be opened
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

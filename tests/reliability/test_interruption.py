@@ -198,7 +198,7 @@ def test_what_lightning_started_beside_the_command_ends_well_after_sigterm(rank,
     def stopped(*args, **kwargs):
         raise SIGTERMException
 
-    monkeypatch.setattr("cli.SwbnCLI", stopped)
+    monkeypatch.setattr("swbn_lightning.command.main.SwbnCLI", stopped)
     with pytest.raises(SystemExit) as ended:
         main(["fit"])
     assert ended.value.code == code

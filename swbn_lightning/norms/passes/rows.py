@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from swbn_lightning.norms.torch_internals import are_transforms_active, in_forward_derivatives
+from swbn_lightning.norms.torch_internals import are_transforms_active, in_forward_derivatives, is_exporting
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -26,7 +26,9 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 
     Nothing at all where it is off, so that an exported network holds plain operators.
     """
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    # The compiler of torch 2.10 does not take the first question; what it compiles for has autocast.
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
+    if available and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
 
@@ -36,7 +38,7 @@ def is_transformed() -> bool:
 
     Tracing by ``torch.jit``, ``torch.export``, transforms by ``torch.func`` and forward-mode derivatives.
     """
-    tracing = torch.jit.is_tracing() or torch.compiler.is_exporting() or are_transforms_active()
+    tracing = torch.jit.is_tracing() or is_exporting() or are_transforms_active()
     return tracing or in_forward_derivatives()
 
 

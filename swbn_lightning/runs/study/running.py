@@ -1,6 +1,5 @@
 """Running a cell: each command in a process of its own, once, whatever was killed before."""
 
-import fcntl
 import json
 import math
 import os
@@ -20,7 +19,14 @@ from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, run_versi
 from swbn_lightning.runs.read import FILES, Run, Training, as_trainings, read_runs
 from swbn_lightning.runs.study.cells import SETTINGS_FILE, Cell, Test
 
-COMMAND = (sys.executable, str(Path(__file__).parents[3] / "cli.py"))  # `swbn`, in a checkout and installed
+try:
+    import fcntl
+except ImportError:
+    raise InputError("swbn study needs the file locks of Linux or macOS; `swbn fit` and `swbn test` do not.") from None
+
+# `swbn`, in a checkout and installed; like it, without the current folder among the places of modules.
+COMMAND = (sys.executable, "-P", "-m", "swbn_lightning")
+_HOME = str(Path(__file__).parents[3])  # of the packages
 OUTPUT_FILE = "output.txt"  # what the commands of a cell printed
 _MOST_OUTPUT = 100_000  # bytes of the end, where the last lines are looked for
 
@@ -63,6 +69,7 @@ def run_command(cell: Cell, command: str, arguments: Sequence[str], lock: int) -
         RunFailed: it ended with another code than 0.
     """
     output = cell.folder / OUTPUT_FILE
+    modules = os.pathsep.join(filter(None, [_HOME, os.environ.get("PYTHONPATH")]))
     with open(_own_file(output, os.O_APPEND), "r+b", buffering=0) as file:
         file.write(f"\n$ swbn {command} {' '.join(arguments)}\n".encode())
         process = subprocess.Popen(
@@ -71,6 +78,7 @@ def run_command(cell: Cell, command: str, arguments: Sequence[str], lock: int) -
             stdout=file,
             stderr=subprocess.STDOUT,
             pass_fds=[lock],
+            env={**os.environ, "PYTHONPATH": modules},
         )
         try:
             code = process.wait()
