@@ -15,19 +15,18 @@ from swbn_lightning.training.module import TrainingModule
 
 
 class ImageClassifier(TrainingModule):
-    """A backbone and a linear layer, trained by cross-entropy.
+    """Image classification with a backbone and a linear layer, trained by cross-entropy.
 
-    Logs ``<split>/accuracy`` (top-1, a fraction), ``<split>/top5`` where there are more than five classes, and
-    ``<split>/loss``.
+    Logs ``<split>/accuracy`` (top-1, a fraction), ``<split>/loss`` and, for more than five classes, ``<split>/top5``.
 
     Args:
-        num_classes: outputs of the linear layer; must be the data's.
-        label_smoothing: share of the target spread over all classes, in [0, 1); 0 as in the paper, which uses no
+        num_classes: outputs of the linear layer; must match the data.
+        label_smoothing: share of the target spread over all classes, in [0, 1). 0 as in the paper, which uses no
             regularisation (section 4.1).
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
+        kwargs: backbone, norm, optimiser and schedule, as in :class:`~swbn_lightning.training.module.TrainingModule`.
 
     Raises:
-        InputError: a number out of range; data with another number of classes.
+        InputError: a number out of range; data with a different number of classes.
     """
 
     def __init__(self, num_classes: int, label_smoothing: float = 0.0, **kwargs: Any) -> None:

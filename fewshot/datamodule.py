@@ -21,7 +21,10 @@ from swbn_lightning.errors import InputError, require_not_negative, require_posi
 
 
 class EpisodeBatch(NamedTuple):
-    """``E`` episodes; images are uint8 until they reach the device, then float, augmented and normalised."""
+    """A batch of ``E`` episodes.
+
+    Images are uint8 until they reach the device. There they become float, augmented and normalised.
+    """
 
     support: Tensor  # [E, W, K, C, H, W]
     query: Tensor  # [E, W*Q, C, H, W], class after class
@@ -30,7 +33,7 @@ class EpisodeBatch(NamedTuple):
 
 
 class EpisodeDataset(EpochDataset[EpisodeBatch]):
-    """``settings.episodes`` episodes; item i is a function of only (seed, epoch, i), images included."""
+    """``settings.episodes`` episodes. Item ``i``, images included, depends only on ``(seed, epoch, i)``."""
 
     def __init__(
         self,
@@ -70,42 +73,46 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
 
 
 class EpisodicDataModule(ImageDataModule):
-    """Training episodes, and the images of the evaluation splits, from one few-shot data set.
+    """Few-shot data: training episodes, and the images of the evaluation splits.
 
-    In training a batch is :class:`EpisodeBatch`. Which episodes an epoch has is a function of its number, which
-    Lightning tells the loader. A loop of one's own must tell it too, or every epoch has the same episodes:
-    ``loader.sampler.set_epoch(epoch)`` before each pass over ``loader = data.train_dataloader()``. In validation and
-    test a batch is images: the module embeds each image of the split once and then draws and scores episodes in bulk
-    (:func:`fewshot.evaluate_episodes`).
+    A training batch is an :class:`EpisodeBatch`. The episodes of an epoch depend on its number, which Lightning passes
+    to the loader. In your own loop, call ``loader.sampler.set_epoch(epoch)`` before each pass over
+    ``loader = data.train_dataloader()``; otherwise every epoch has the same episodes.
+
+    A validation or test batch holds images. The module embeds each image of the split once, then draws and scores
+    episodes in bulk (:func:`fewshot.evaluate_episodes`).
 
     Args:
         dataset: ``"glyphs"`` (letters drawn in memory, nothing to download), ``"cifar-fs"``, ``"fc100"``,
             ``"mini-imagenet"``, ``"tiered-imagenet"``, ``"cub"``, ``"omniglot"``, ``"omniglot-rotations"``,
-            ``"folders"`` (any class folders or lists), or a registered one.
-        root: folder of the data set's files; none for glyphs. Which form they have is found by looking.
-        image_size: side in pixels; None for the data set's own (28 for glyphs and Omniglot, 32 for CIFAR's, 84 else).
-        cache: keep the decoded images on disk for the next run (:class:`~swbn_lightning.data.cache.ImageCache`); as
-            large as they are in memory. Only of image files: what lies in pickles is decoded already.
-        cache_dir: where; None for ``.swbn_cache/`` in the root.
-        train: training episodes; they may have other ways and shots than the test.
-        val: validation episodes: fixed, at least 600.
-        test: test episodes: fixed. Only ``test`` reads the test classes.
-        episodes_per_step: training episodes in one optimiser step, each process.
-        crop_padding: random crop of the image padded by so many pixels, in training; 0 for none.
-        flip: random horizontal flip, in training; not for letters.
-        erasing: probability of an image to lose a rectangle, in training (:class:`RandomErasing`); cross attention's
-            public code has 0.5, of rectangles that are a little larger.
-        seed: of the training episodes; None for Lightning's global seed (``seed_everything``), or 0.
-        eval_seed: of validation and test episodes. Its own, so that runs with different training seeds are
+            ``"folders"`` (any class folders or lists), or a registered name.
+        root: folder of the data set's files; leave it out for glyphs. The layout is detected automatically.
+        image_size: side in pixels; None for the data set's default (28 for glyphs and Omniglot, 32 for CIFAR-FS and
+            FC100, 84 for the others).
+        cache: keep decoded images on disk for the next run (:class:`~swbn_lightning.data.cache.ImageCache`), in as many
+            bytes as in memory. Only for image files: pickles hold decoded images already.
+        cache_dir: folder of the cache; None for ``.swbn_cache/`` in the root.
+        train: training episodes; their ways and shots may differ from those of the test.
+        val: validation episodes, the same in every epoch; use at least 600.
+        test: test episodes, fixed as well. Only ``test`` reads the test classes.
+        episodes_per_step: training episodes per optimiser step, in each process.
+        crop_padding: training augmentation: random crop of the image padded by this many pixels; 0 for none.
+        flip: training augmentation: random horizontal flip; not for letters.
+        erasing: training augmentation: probability of erasing a random rectangle of an image (:class:`RandomErasing`).
+            The public code of cross attention uses 0.5, with slightly larger rectangles.
+        seed: seed of the training episodes; None for Lightning's global seed (``seed_everything``), or 0 if there is
+            none.
+        eval_seed: seed of validation and test episodes. It is separate, so that runs with different training seeds are
             compared on the same episodes.
         eval_batch_size: images embedded at once in evaluation.
         num_workers: worker processes that draw training episodes; 0 is fast enough for images in memory.
-        support: for ``predict``: a folder ``<class>/<image>`` with the same number of images of every class.
-        query: for ``predict``: the images to name, a folder or one image.
+        support: for ``predict``: a folder ``<class>/<image>`` with the same number of images in every class.
+        query: for ``predict``: the images to classify, a folder or one image.
 
     Raises:
-        InputError: an unknown data set; a number below 1; a cache for data that have none, or a cache_dir without
-            cache; in :meth:`setup`, a root that does not hold the data set, classes too few or with too few images.
+        InputError: an unknown data set; a number out of range; ``cache`` for a data set that is not read from files;
+            ``cache_dir`` without ``cache``; in :meth:`setup`, a root that does not hold the data set, too few classes,
+            or classes with too few images.
     """
 
     def __init__(
@@ -172,7 +179,7 @@ class EpisodicDataModule(ImageDataModule):
 
     @property
     def num_training_classes(self) -> int:
-        """Classes of the training split."""
+        """Number of classes in the training split."""
         return self.image_set("train").num_classes
 
     def train_dataloader(self) -> DataLoader[EpisodeBatch]:
@@ -222,7 +229,7 @@ class EpisodicDataModule(ImageDataModule):
 
 
 def check_episodes(settings: dict[str, EpisodeSettings], episodes_per_step: int) -> None:
-    """Raise :class:`InputError` for a number below 1, and for a step of more episodes than an epoch has."""
+    """Raise :class:`InputError` for a number below 1, or a step with more episodes than an epoch."""
     for split, own in settings.items():
         require_positive(f"{split} episodes", **own.shape, episodes=own.episodes)
     require_positive("data", episodes_per_step=episodes_per_step)
@@ -233,15 +240,18 @@ def check_episodes(settings: dict[str, EpisodeSettings], episodes_per_step: int)
 
 
 def training_loader(data: ImageDataModule, dataset: EpochDataset[Any], number: int) -> DataLoader[EpisodeBatch]:
-    """Batches of ``number`` episodes, each process its share of them; a part of a batch at the end is left out."""
+    """Loader of ``number`` episodes per batch, in each process.
+
+    The processes share the episodes of an epoch. An incomplete last batch is left out.
+    """
     order: EpochSampler[Any] = EpochSampler(dataset, *data.processes, shuffle=False, drop_last=True)
     return data.loader(dataset, number, ResumableLoader, sampler=order, drop_last=True)
 
 
 def _whole_episodes_first(labels: Tensor, per_class: int) -> Tensor:
-    """An order in which ``per_class`` images of a class stand together, class after class, then the next ones.
+    """Order images in blocks of ``per_class`` images of a class: one block of every class, then the next blocks.
 
-    An evaluation cut short (``fast_dev_run``, Lightning's sanity check) then still holds whole episodes.
+    An evaluation that is cut short (``fast_dev_run``, Lightning's sanity check) then still holds whole episodes.
     """
     rank = torch.empty_like(labels)
     by_class = torch.argsort(labels, stable=True)

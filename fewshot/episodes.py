@@ -1,9 +1,8 @@
-"""Episodes: which classes and which images, as index tensors.
+"""Draw episodes (classes and images) as index tensors.
 
-Episode ``i`` is a function of only ``(seed, epoch, i)``: no generator is carried from one episode to the
-next, so any worker, rank or chunk draws the same ones, and the first hundred of a thousand are the first
-hundred of ten thousand. Random numbers come from a counter-based generator, evaluated for all episodes
-at once.
+Episode ``i`` depends only on ``(seed, epoch, i)``. Every worker, process or chunk therefore draws the same episodes,
+and the first hundred of a thousand are also the first hundred of ten thousand. A counter-based generator draws all
+episodes at once.
 """
 
 from collections.abc import Sequence
@@ -24,14 +23,14 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """What an episode of one split looks like, and how many there are.
+    """Shape and number of the episodes of one split.
 
     Args:
-        ways: classes an episode.
-        shots: support images a class.
-        queries: query images a class.
-        episodes: in training, an epoch; in validation and test, in all. At least 600 for evaluation: the
-            luck of 100 episodes is worth a point and a half.
+        ways: classes per episode.
+        shots: support images per class.
+        queries: query images per class.
+        episodes: episodes per epoch in training, total number in validation and test. Use at least 600 for evaluation:
+            with 100 episodes, chance alone is worth a point and a half of accuracy.
     """
 
     ways: int = 5
@@ -41,7 +40,7 @@ class EpisodeSettings:
 
     @property
     def shape(self) -> dict[str, int]:
-        """``ways``, ``shots`` and ``queries``, as arguments of those names."""
+        """``ways``, ``shots`` and ``queries`` as keyword arguments."""
         return {"ways": self.ways, "shots": self.shots, "queries": self.queries}
 
 
@@ -50,9 +49,14 @@ TRAIN, VAL, TEST = EpisodeSettings(episodes=1000), EpisodeSettings(), EpisodeSet
 
 
 class Episodes(NamedTuple):
-    """``E`` episodes of ``W`` ways, ``K`` shots and ``Q`` queries a class; int64 tensors.
+    """``E`` episodes of ``W`` ways, ``K`` shots and ``Q`` queries per class, as int64 tensors.
 
-    Inside an episode a class is its position ``0..W-1`` in ``classes``.
+    Within an episode, a class is identified by its position ``0..W-1`` in ``classes``.
+
+    Args:
+        classes: ``[E, W]``, values from ``labels``.
+        support: ``[E, W, K]``, indices into ``labels``.
+        query: ``[E, W, Q]``, indices into ``labels``.
     """
 
     classes: Tensor  # [E, W], values as in `labels`
@@ -61,14 +65,21 @@ class Episodes(NamedTuple):
 
 
 class EpisodeSampler:
-    """Draws episodes from one list of labels; what :func:`sample_episodes` does, prepared once.
+    """Draw episodes from one list of labels.
 
-    Memory is the index list and what is drawn: it does not grow with classes times episodes. The arguments are those of
-    :func:`sample_episodes`, and ``class_names[label]`` for error messages.
+    Gives the same episodes as :func:`sample_episodes`, but sorts the labels only once. Memory grows with the number of
+    images and of episodes drawn at once, not with classes times episodes.
+
+    Args:
+        labels: ``[N]`` integers: the class of every image.
+        ways: ``W``, classes per episode.
+        shots: ``K``, support images per class.
+        queries: ``Q``, query images per class.
+        class_names: ``class_names[label]`` is used in error messages.
 
     Raises:
-        InputError: a number below 1; more ways than classes; a class with fewer images than
-            shots + queries (its name, its images, the images needed).
+        InputError: a number below 1; labels that are not one-dimensional; more ways than classes; a class with fewer
+            images than shots + queries (the message gives its name, its images and the images needed).
     """
 
     def __init__(
@@ -89,7 +100,16 @@ class EpisodeSampler:
         self._check(class_names)
 
     def draw(self, episodes: ArrayLike, seed: int, epoch: int = 0) -> Episodes:
-        """The episodes with the given numbers (``[E]`` integers from 0); seed and epoch are not negative."""
+        """Draw the episodes with the given numbers.
+
+        Args:
+            episodes: ``[E]`` integers from 0.
+            seed: any integer from 0.
+            epoch: any integer from 0; gives a different set of episodes for the same seed.
+
+        Raises:
+            InputError: a negative seed, epoch or number.
+        """
         numbers = np.asarray(episodes, dtype=np.int64).reshape(-1)
         if seed < 0 or epoch < 0 or (numbers.size and numbers.min() < 0):
             raise InputError(f"episodes: seed, epoch and numbers must not be negative, got {seed=}, {epoch=}.")
@@ -139,18 +159,21 @@ def sample_episodes(
 ) -> Episodes:
     """Draw episodes ``start .. start + num_episodes - 1`` of ``(seed, epoch)``.
 
-    Classes within an episode, and images within a class, are drawn uniformly and without replacement, so
-    support and query share no image.
+    Classes within an episode and images within a class are drawn uniformly and without replacement. Support and query
+    therefore share no image.
 
     Args:
         labels: ``[N]`` integers: the class of every image.
-        ways: ``W``, classes an episode.
-        shots: ``K``, support images a class.
-        queries: ``Q``, query images *a class*.
+        ways: ``W``, classes per episode.
+        shots: ``K``, support images per class.
+        queries: ``Q``, query images *per class*.
         num_episodes: ``E``.
         seed: any integer from 0.
-        epoch: another set of episodes for the same seed.
+        epoch: gives a different set of episodes for the same seed.
         start: number of the first episode.
+
+    Raises:
+        InputError: as :class:`EpisodeSampler`; a negative seed, epoch or start.
     """
     require_positive("episodes", num_episodes=num_episodes)
     sampler = EpisodeSampler(labels, ways, shots, queries)
@@ -158,7 +181,7 @@ def sample_episodes(
 
 
 def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser: a bijection of 64-bit numbers that scatters neighbours."""
+    """SplitMix64's finaliser: a bijection on 64-bit numbers that scatters neighbouring values."""
     x = np.atleast_1d(np.asarray(x, dtype=np.uint64)).copy()  # arrays wrap around without a warning
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MIX[0])
@@ -169,17 +192,17 @@ def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
 
 
 def _uniform_below(keys: NDArray[np.uint64], slot: int, bound: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """One integer in ``[0, bound)`` for each key: the key's random stream at position ``slot``."""
+    """One integer in ``[0, bound)`` per key, from position ``slot`` of the key's random stream."""
     bits = _mix(keys + np.uint64((slot + 1) * _GOLDEN % 2**64))
     # High half times bound, high half again: off uniform by at most bound / 2^32.
     return (((bits >> np.uint64(32)) * np.asarray(bound).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def _choose(keys: NDArray[np.uint64], population: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """``[M, count]`` distinct numbers below ``population [M]``, every ordered choice equally likely.
+    """``[M, count]`` distinct numbers below ``population [M]``; every ordered choice is equally likely.
 
-    Floyd's algorithm (Bentley and Floyd, CACM 1987) gives a uniform set in ``count`` steps, whatever the
-    population; inserting the new member in a uniformly drawn place makes its order uniform as well.
+    Floyd's algorithm (Bentley and Floyd, CACM 1987) draws a uniform set in ``count`` steps, whatever the population.
+    Each new member is inserted at a uniformly drawn place, so its order is uniform too.
     """
     chosen = np.empty((keys.size, count), dtype=np.int64)
     rows = np.arange(keys.size)

@@ -1,7 +1,7 @@
-"""Scoring many episodes, drawn in bulk, from features that were computed once.
+"""Score many episodes, drawn in bulk, on features that were computed once.
 
-Valid whenever an image's feature does not depend on the images beside it, that is, with evaluation statistics and
-without random augmentation. Where it does, each episode's images are embedded together, episode by episode.
+This is valid if an image's feature does not depend on the other images in its batch: evaluation statistics and no
+random augmentation. Otherwise, the images of each episode are embedded together, one episode at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +24,19 @@ _CHUNK_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """Accuracies of evaluated episodes; fractions in [0, 1].
+    """Accuracies of evaluated episodes, as fractions in [0, 1].
 
-    The accuracy of a class is that of all its queries, in whatever episodes they were; NaN where none drew it.
+    Args:
+        accuracies: ``[E]`` float64 on the CPU, one per episode.
+        loss: mean cross-entropy over all queries, in nats.
+        ways: classes per episode.
+        shots: support images per class.
+        queries: query images per class.
+        seed: seed of the episodes.
+        classes: ``[L]`` int64, the distinct labels in rising order.
+        class_accuracies: ``[L]`` float64, the share of a class's queries that were classified correctly, over all
+            episodes; NaN for a class that no episode drew.
+        transductive: whether the queries of an episode were classified together.
     """
 
     accuracies: Tensor  # [E] float64, on the CPU
@@ -41,25 +51,25 @@ class EpisodeResult:
 
     @property
     def mean(self) -> float:
-        """Mean accuracy over the episodes."""
+        """Mean accuracy over episodes."""
         return self.accuracies.mean().item()
 
     @property
     def std(self) -> float | None:
-        """Standard deviation over the episodes (n - 1); None for a single one, which has none."""
+        """Standard deviation over episodes (divisor ``E - 1``); None for a single episode."""
         return self.accuracies.std().item() if self.num_episodes > 1 else None
 
     @property
     def ci95(self) -> float | None:
-        """Half-width of the 95% interval of the mean over episodes, ``t(E - 1) * std / sqrt(E)`` with Student's t.
+        """Half-width of the 95% interval of the mean, ``t(E - 1) * std / sqrt(E)`` with Student's t.
 
-        None for a single one, and where all episodes have the same accuracy, which says nothing of its spread.
+        None for a single episode, and if all episodes have the same accuracy: they then say nothing about the spread.
         """
         return None if self.std is None else half_width(self.std, self.num_episodes)
 
     @property
     def num_episodes(self) -> int:
-        """``E``."""
+        """Number of episodes, ``E``."""
         return self.accuracies.numel()
 
 
@@ -78,30 +88,31 @@ def evaluate_episodes(
     class_names: Sequence[str] | None = None,
     embed: Callable[[Tensor], Tensor] | None = None,
 ) -> EpisodeResult:
-    """Accuracy of ``head`` on episodes ``0 .. num_episodes - 1`` of ``seed`` over cached features.
+    """Score ``head`` on episodes ``0 .. num_episodes - 1`` of ``seed`` over cached features.
 
-    The head is run in evaluation mode. The size of the chunks changes accuracies only where two logits of a query agree
-    to within rounding, about 1e-6 of their size, and the loss in its last digits at most.
+    The head runs in evaluation mode. The chunk size affects results only by rounding: an accuracy can change only if
+    two logits of a query agree to within about 1e-6 of their size, the loss only in its last digits.
 
     Args:
-        features: ``[N, C]`` (or ``[N, C, h, w]`` for a head that takes maps), one row an image.
+        features: ``[N, C]`` (or ``[N, C, h, w]`` for a head that takes maps), one row per image.
         labels: ``[N]`` integers.
-        head: called with support ``[E, W, K, ...]`` and query ``[E, W*Q, ...]``, gives ``[E, W*Q, W]``.
-        ways: ``W``, classes an episode.
-        shots: ``K``, support images a class.
-        queries: ``Q``, query images a class.
-        num_episodes: how many; a longer evaluation begins with the episodes of a shorter one.
-        seed: of the episodes.
-        chunk_size: episodes scored at once; by default as many as take about 16 MiB.
-        class_names: for error messages.
-        embed: makes features of what ``features`` then holds, say images, a whole episode at a time: support
-            ``[W*K, ...]``, then queries ``[W*Q, ...]``. For networks that normalise by their batch in evaluation too;
-            slow, and an episode's queries are then classified together.
+        head: maps support ``[E, W, K, ...]`` and query ``[E, W*Q, ...]`` to logits ``[E, W*Q, W]``.
+        ways: ``W``, classes per episode.
+        shots: ``K``, support images per class.
+        queries: ``Q``, query images per class.
+        num_episodes: number of episodes. A longer evaluation begins with the episodes of a shorter one.
+        seed: seed of the episodes.
+        chunk_size: episodes scored at once; by default as many as fit in about 16 MiB.
+        class_names: names for error messages.
+        embed: computes features from the rows of ``features``, which then hold, for example, images. It is called with
+            one whole episode at a time: support ``[W*K, ...]``, then queries ``[W*Q, ...]``. Use it for networks that
+            normalise by batch statistics in evaluation too. It is slow, and the queries of an episode are then
+            classified together.
 
     Raises:
-        InputError: as :class:`~fewshot.episodes.EpisodeSampler`; features and labels of different length; features or
-            logits that are not finite, since every accuracy could be read off them; a head with a norm that would
-            normalise by the episodes that happen to be in a chunk.
+        InputError: as :class:`~fewshot.episodes.EpisodeSampler`; features and labels of different lengths; features or
+            logits that are not finite, because their accuracy would mean nothing; without ``embed``, a head with a norm
+            that would use the statistics of whichever episodes share a chunk.
     """
     if len(features) != len(labels):
         raise InputError(f"evaluate_episodes: {len(features)} features but {len(labels)} labels.")
@@ -136,8 +147,15 @@ def evaluate_episodes(
 
 
 def score(head: nn.Module, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Of episodes of features, support ``[E, W, K, ...]`` and query ``[E, W*Q, ...]``, for a head in evaluation mode:
-    queries of each class that were right ``[E, W]`` (int64), and the queries' mean cross-entropy ``[E]`` (float64).
+    """Score episodes of features with a head in evaluation mode.
+
+    Args:
+        head: maps support and query to logits ``[E, W*Q, W]``.
+        support: features ``[E, W, K, ...]``.
+        query: features ``[E, W*Q, ...]``, class after class.
+
+    Returns:
+        Correct queries of each class ``[E, W]`` (int64), and the mean cross-entropy of the queries ``[E]`` (float64).
     """
     logits = head(support, query).float()
     _check_finite(logits, "logits")
@@ -148,7 +166,7 @@ def score(head: nn.Module, support: Tensor, query: Tensor) -> tuple[Tensor, Tens
 
 
 def query_targets(support: Tensor, query: Tensor) -> Tensor:
-    """``[W*Q]``: the class inside its episode of every query of ``[E, W*Q, ...]``, for support ``[E, W, ...]``."""
+    """Class position in the episode of every query, ``[W*Q]``; support ``[E, W, ...]``, query ``[E, W*Q, ...]``."""
     ways = support.shape[1]
     return torch.arange(ways, device=query.device).repeat_interleave(query.shape[1] // ways)
 
@@ -164,7 +182,7 @@ def episode_result(
     queries: int,
     seed: int,
 ) -> EpisodeResult:
-    """The result of episodes with ``classes [E, W]`` out of ``labels``, as :func:`score` gave them; all on the CPU."""
+    """Build the result of episodes with ``classes [E, W]`` from what :func:`score` returned; all on the CPU."""
     ways = classes.shape[1]
     values = torch.as_tensor(labels).unique().cpu().long()
     places = torch.searchsorted(values, classes).flatten()
@@ -183,7 +201,7 @@ def episode_result(
 
 
 def _check_finite(values: Tensor, what: str) -> None:
-    """Raise :class:`InputError` where ``values [N, ...]`` hold a NaN or an infinity."""
+    """Raise :class:`InputError` if ``values [N, ...]`` hold a NaN or an infinity."""
     if not torch.isfinite(values).all():
         bad = (~torch.isfinite(values)).flatten(1).any(1).nonzero().flatten()
         raise InputError(
@@ -193,7 +211,7 @@ def _check_finite(values: Tensor, what: str) -> None:
 
 
 def _embedded_together(embed: Callable[[Tensor], Tensor], support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of one episode from what they are made of: ``[1, W, K, ...]`` and ``[1, W*Q, ...]``."""
+    """Embed one episode's support and query together: features ``[1, W, K, ...]`` and ``[1, W*Q, ...]``."""
     ways, shots = support.shape[1:3]
     features = embed(torch.cat([support.flatten(0, 2), query.flatten(0, 1)]))
     return features[: ways * shots].unflatten(0, (1, ways, shots)), features[None, ways * shots :]
@@ -201,7 +219,7 @@ def _embedded_together(embed: Callable[[Tensor], Tensor], support: Tensor, query
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode within; afterwards every part is in the mode in which it was."""
+    """Switch to evaluation mode in this context; afterwards restore the mode of every submodule."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

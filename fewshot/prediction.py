@@ -1,4 +1,4 @@
-"""Naming one's own images from a handful of examples: the data of ``predict`` and its table."""
+"""Classify your own images from a few examples: the data of ``predict`` and its table."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ PREDICTIONS_FILE = "predictions.csv"
 
 
 class PredictionData(NamedTuple):
-    """A support set of named classes, and the images to name."""
+    """A support set of named classes, and the images to classify."""
 
     support: ImageSet  # the same number of images of every class, class after class
     query_files: tuple[str, ...]
@@ -33,16 +33,16 @@ class PredictionData(NamedTuple):
 
     @property
     def shots(self) -> int:
-        """Support images a class."""
+        """Support images per class."""
         return len(self.support) // self.support.num_classes
 
 
 def load_prediction_data(
     support: str | None, query: str | None, image_size: int, channels: int, from_file: Callable[[Tensor], Tensor]
 ) -> PredictionData:
-    """Read the support folder ``<class>/<image>`` and the query images, a folder of them or one.
+    """Read the support folder ``<class>/<image>``, and the query images (a folder or one image).
 
-    ``from_file`` is what the data set that was learnt from does to the pixels of its files.
+    ``from_file`` is what the training data set does to the pixels of its files.
     """
     if support is None or query is None:
         raise InputError(
@@ -72,7 +72,7 @@ def load_prediction_data(
 
 
 class PredictionTable(pl.Callback):
-    """Prints the name of every query image with its probability, and writes ``predictions.csv`` to the run's folder."""
+    """Print the class and probability of every query image; write ``predictions.csv`` to the run's folder."""
 
     def __init__(self) -> None:
         self._numbers: list[Tensor] = []

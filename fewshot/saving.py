@@ -1,4 +1,4 @@
-"""What an evaluation of episodes leaves beside ``results.json``: every episode's accuracy, and every class's."""
+"""Files that an evaluation of episodes writes beside ``results.json``: accuracies per episode and per class."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,10 +17,11 @@ CLASSES_FILE = "classes.csv"
 
 
 class EpisodeFiles(pl.Callback):
-    """Writes ``episodes.csv`` and ``classes.csv`` to the folder of a ``test`` or ``validate``.
+    """Write ``episodes.csv`` and ``classes.csv`` to the folder of a ``test`` or ``validate``.
 
-    A row an episode (``episode,accuracy``), which ``swbn compare`` pairs with another run's; a row a class
-    (``class,name,accuracy``): the share of all its queries that were right, empty for one that no episode drew.
+    ``episodes.csv`` has one row per episode (``episode,accuracy``); ``swbn compare`` pairs it with that of another run.
+    ``classes.csv`` has one row per class (``class,name,accuracy``): the share of the class's queries that were
+    classified correctly, empty for a class that no episode drew.
     """
 
     def __init__(self) -> None:
@@ -53,9 +54,10 @@ class EpisodeFiles(pl.Callback):
 
 
 def episodes_identity(labels: Tensor, class_names: Sequence[str], settings: EpisodeSettings, seed: int) -> str:
-    """A word that is equal where episode ``i`` is of the same images: of the settings, the labels and their names.
+    """Identifier of a set of episodes, equal if every episode ``i`` uses the same images.
 
-    Not of the pixels, so that runs with other image sizes, or on copies of other quality, can be compared.
+    It is computed from the settings, the labels and the class names. Pixels are not part of it, so runs with other
+    image sizes, or on copies of other quality, can be compared.
     """
     digest = hashlib.sha256(f"{settings.ways} {settings.shots} {settings.queries} {seed}\n".encode())
     digest.update("\n".join(class_names).encode())

@@ -1,1 +1,1 @@
-"""Data modules of many-shot classification, one a data set."""
+"""Data modules of many-shot classification, one per data set."""

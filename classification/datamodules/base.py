@@ -1,4 +1,4 @@
-"""What the data modules of many-shot classification share: batches, their order, their way to the device."""
+"""The part that the data modules of many-shot classification share: batches, their order, their way to the device."""
 
 from abc import abstractmethod
 from dataclasses import replace
@@ -18,7 +18,7 @@ from swbn_lightning.errors import InputError, require_not_negative, require_posi
 
 
 class LabelledBatch(NamedTuple):
-    """Images (uint8 until they reach the device, then float and normalised) with their classes."""
+    """Images with their classes; images are uint8 until they reach the device, then float and normalised."""
 
     images: Tensor  # [B, C, H, W]
     labels: Tensor  # [B] int64
@@ -34,7 +34,7 @@ class RawBatch(NamedTuple):
 
 
 class LabelledDataset(Dataset[LabelledBatch]):
-    """A split in memory; a whole batch is one gather."""
+    """A split in memory; a whole batch is gathered at once."""
 
     def __init__(self, image_set: ImageSet) -> None:
         self.image_set = image_set
@@ -48,7 +48,7 @@ class LabelledDataset(Dataset[LabelledBatch]):
 
 
 class TrainingDataset(EpochDataset[RawBatch]):
-    """The training split with its augmentation; image i is a function of only (seed, epoch, i)."""
+    """The training split with its augmentation; image i depends only on (seed, epoch, i)."""
 
     def __init__(self, image_set: ImageSet, crop_flip: CropFlip, erasing: RandomErasing, seed: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class TrainingDataset(EpochDataset[RawBatch]):
         return RawBatch(take(data.images, index), data.labels[index], crops, erased)
 
     def _draw(self) -> None:
-        """For all images at once, at the first batch of an epoch: 2 ms for 50,000 crops, 50 ms with erasing."""
+        """Draw for all images at an epoch's first batch: 2 ms for 50,000 crops, 50 ms with erasing."""
         epoch = self.epoch
         if self._drawn_epoch == epoch:
             return
@@ -79,34 +79,40 @@ class TrainingDataset(EpochDataset[RawBatch]):
 
 
 class ClassificationDataModule(ImageDataModule):
-    """Batches of labelled images. A data set is a subclass with :meth:`load` and :attr:`num_classes`.
+    """Base of the classification data modules: batches of labelled images.
 
-    A split lies in memory as uint8; a training batch is gathered there and augmented as a whole on the device that
-    trains. A subclass whose images do not fit into memory gives :meth:`training_dataset` and
+    A subclass defines :meth:`load` and :attr:`num_classes`.
+
+    Splits are kept in memory as uint8. A training batch is gathered there and augmented as a whole on the training
+    device. A subclass whose images do not fit in memory overrides :meth:`training_dataset` and
     :meth:`evaluation_dataset` instead.
 
-    In a loop of one's own ``train_dataloader().sampler.set_epoch(epoch)`` must be called before each epoch, or all have
-    one order. Each process of a distributed training takes other images. All training batches have the same size.
+    In your own loop, call ``loader.sampler.set_epoch(epoch)`` before each pass over
+    ``loader = data.train_dataloader()``; otherwise every epoch has the same order. In distributed training, each
+    process gets different images. All training batches have the same size: an incomplete last batch is left out.
 
     Args:
-        mean: of the training pixels, per channel, in [0, 1].
-        std: their deviation.
-        batch_size: images in a batch of training, each process; 128 as in the paper (section 4.1).
-        eval_batch_size: images in a batch of evaluation. (Among several processes it may be a little larger, so that
-            all have the same number of batches and no image is taken twice.)
-        crop_padding: random crop of the image padded by so many pixels, in training; 0 for none, 4 usual for CIFAR.
+        mean: per-channel mean of the training pixels, in [0, 1].
+        std: per-channel deviation of the training pixels.
+        batch_size: training images per batch, in each process; 128 as in the paper (section 4.1).
+        eval_batch_size: evaluation images per batch. With several processes it may be slightly larger, so that all have
+            the same number of batches and no image is used twice.
+        crop_padding: training augmentation: random crop of the image padded by this many pixels; 0 for none, usually 4
+            for CIFAR.
         crop_padding_mode: ``"constant"`` (zeros) or ``"reflect"``, see :class:`~swbn_lightning.data.augment.CropFlip`.
-        flip: random horizontal flip, in training; not for letters and digits.
-        erasing: probability of random erasing, in training, see :class:`~swbn_lightning.data.augment.RandomErasing`.
-        seed: of the order of the images and of their augmentation; None for Lightning's global seed
-            (``seed_everything``), or 0.
+        flip: training augmentation: random horizontal flip; not for letters and digits.
+        erasing: training augmentation: probability of random erasing, see
+            :class:`~swbn_lightning.data.augment.RandomErasing`.
+        seed: seed of the order of the images and of their augmentation; None for Lightning's global seed
+            (``seed_everything``), or 0 if there is none.
         num_workers: worker processes that gather batches; 0 is fast enough for images in memory.
-        curve_split: ``"test"`` evaluates the test split after each epoch, where nothing is held out for validation: for
-            the paper's curves. It is logged and drawn, and chooses nothing.
+        curve_split: ``"test"`` evaluates the test split after each epoch, as in the paper's curves; only without
+            validation images. The curve is logged and drawn, but never selects a model.
 
     Raises:
-        InputError: a number out of its range, an unknown curve_split, or one beside validation; in :meth:`setup`, files
-            that are missing or broken, a batch larger than the training set, a split without images.
+        InputError: a number out of range; an unknown ``curve_split``; in :meth:`setup`, ``curve_split`` together with
+            validation images, missing or broken files, a batch larger than the training set of a process, or a split
+            with fewer images than processes.
     """
 
     def __init__(
@@ -136,15 +142,15 @@ class ClassificationDataModule(ImageDataModule):
     @property
     @abstractmethod
     def num_classes(self) -> int:
-        """Classes of every split."""
+        """Number of classes, the same in every split."""
 
     @property
     def training_seed(self) -> int:
-        """Of the order of the images and of their augmentation."""
+        """Seed of the order of the images and of their augmentation."""
         return training_seed(self._seed)
 
     def image_set(self, split: str) -> ImageSet:
-        """A split, read at first use. Its images lie in channels_last layout, as networks want them."""
+        """Return a split, read at first use, with images in channels_last layout as networks prefer."""
         if split not in self._sets:
             found = self.load(split)
             images = found.images.contiguous(memory_format=torch.channels_last)
@@ -152,15 +158,15 @@ class ClassificationDataModule(ImageDataModule):
         return self._sets[split]
 
     def training_dataset(self) -> EpochDataset[Any]:
-        """The training split, augmented; gives batches for :meth:`on_after_batch_transfer`."""
+        """Return the augmented training split; its batches go to :meth:`on_after_batch_transfer`."""
         return TrainingDataset(self.image_set("train"), self.augment, self.erasing, self.training_seed)
 
     def evaluation_dataset(self, split: str) -> Dataset[LabelledBatch]:
-        """Any split as it is evaluated, without augmentation."""
+        """Return any split for evaluation, without augmentation."""
         return LabelledDataset(self.image_set(split))
 
     def setup(self, stage: str) -> None:
-        """Read the splits that ``stage`` needs, so that what is wrong with them is said before training."""
+        """Read the splits that ``stage`` needs, so that errors in them appear before training."""
         if stage == "validate" and not self.has_validation:
             raise InputError(f"{type(self).__name__} holds out no images for validation; set val_share above 0.")
         if self.curve_split and self.has_validation:
@@ -182,7 +188,7 @@ class ClassificationDataModule(ImageDataModule):
             raise InputError(f"the {split} split has {count} images, too few for {world} processes.")
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """There is none; says where there is."""
+        """Raise :class:`InputError`: prediction needs a few-shot model."""
         raise InputError(
             "predict names images by a support folder, with a few-shot model (fewshot.…); an image classifier is "
             "tested on labelled images: swbn test."
@@ -212,9 +218,9 @@ class ClassificationDataModule(ImageDataModule):
         return batch
 
     def sample_images(self, count: int, split: str | None = None, seed: int = 0) -> Tensor:
-        """A fixed random sample, normalised, without augmentation: float ``[min(count, N), C, H, W]`` on the CPU.
+        """Return a fixed random sample, normalised and not augmented: float ``[min(count, N), C, H, W]`` on the CPU.
 
-        By default of ``"val"``, or of ``"train"`` where nothing is held out.
+        By default from ``"val"``, or from ``"train"`` if nothing is held out.
         """
         dataset = self.evaluation_dataset(split or ("val" if self.has_validation else "train"))
         generator = torch.Generator().manual_seed(seed)
@@ -235,15 +241,15 @@ class ClassificationDataModule(ImageDataModule):
 
 
 class HeldOutDataModule(ClassificationDataModule):
-    """A data set that has a training and a test set, part of whose training images are held out for validation.
+    """Base of data sets with a training and a test set: validation images are held out of the training set.
 
     Args:
-        val_share: share of the training images, of each class the same (stratified), that validate and do not train;
-            the checkpoint is chosen by them. With 0, as in the paper, all images train, there is no validation, and
-            the last epoch's checkpoint is what a run leaves. The test set never chooses a checkpoint.
-        split_seed: of the held-out images. Its own, so that runs with different training seeds are compared on the
-            same images.
-        kwargs: as :class:`ClassificationDataModule`.
+        val_share: share of the training images that is held out for validation, the same for every class (stratified).
+            These images select the checkpoint and do not train. With 0, as in the paper, all images train, there is no
+            validation, and the run keeps the checkpoint of the last epoch. The test set never selects a checkpoint.
+        split_seed: seed of the held-out images. It is separate, so that runs with different training seeds validate on
+            the same images.
+        kwargs: as in :class:`ClassificationDataModule`.
 
     Raises:
         InputError: as :class:`ClassificationDataModule`; a share outside [0, 1), or one that holds out no image.
@@ -260,7 +266,7 @@ class HeldOutDataModule(ClassificationDataModule):
         return self.val_share > 0
 
     def divide(self, labels: Tensor) -> dict[str, Tensor]:
-        """Numbers of the training set's images that are ``"train"`` and, if any are held out, ``"val"``."""
+        """Image numbers of the training set's parts: ``"train"`` and, if images are held out, ``"val"``."""
         if not self.val_share:
             return {"train": torch.arange(len(labels))}
         kept, held = held_out_parts(labels, "val_share", self.val_share, self.split_seed)
@@ -274,7 +280,7 @@ def check_share(name: str, share: float) -> None:
 
 
 def held_out_parts(labels: Tensor, name: str, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """As :func:`~swbn_lightning.data.images.hold_out`; a share that holds out no image is an error."""
+    """As :func:`~swbn_lightning.data.images.hold_out`; raises if the share holds out no image."""
     kept, held = hold_out(labels, share, seed)
     if not len(held):
         classes = len(labels.unique())

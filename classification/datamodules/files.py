@@ -36,19 +36,19 @@ from swbn_lightning.errors import InputError
 
 
 class FileDataModule(HeldOutDataModule):
-    """A data set in torchvision's files. A subclass says which, and how they are read.
+    """Base of data sets in torchvision's files. A subclass says which files, and reads them.
 
-    Their structure is checked, not their MD5 sums: copies that were re-encoded or shortened load too.
+    The structure of the files is checked, but not their MD5 sums: re-encoded or shortened copies load too.
 
     Args:
-        root: the folder that holds torchvision's folder with the files, or that folder itself.
-        download: fetch the files through torchvision if they are not there; needs a network.
-        kwargs: validation share, batch sizes, augmentation, seeds and workers, as
+        root: folder that holds torchvision's folder with the files, or that folder itself.
+        download: download the files through torchvision if they are missing.
+        kwargs: validation share, batch sizes, augmentation, seeds and workers, as in
             :class:`~classification.datamodules.base.HeldOutDataModule`.
 
     Raises:
-        InputError: as :class:`~classification.datamodules.base.HeldOutDataModule`; in :meth:`prepare_data`, a download
-            that fails; in :meth:`setup`, files that are missing or broken, by name.
+        InputError: as :class:`~classification.datamodules.base.HeldOutDataModule`; in :meth:`prepare_data`, a failed
+            download; in :meth:`setup`, missing or broken files (named in the message).
     """
 
     dataset_name: ClassVar[str]
@@ -66,15 +66,15 @@ class FileDataModule(HeldOutDataModule):
 
     @abstractmethod
     def read(self, paths: dict[str, Path], part: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """Images uint8 ``[N, C, H, W]``, labels int64 ``[N]`` and class names of ``"train"`` or ``"test"``.
+        """Read images uint8 ``[N, C, H, W]``, labels int64 ``[N]`` and class names.
 
         Args:
-            paths: of all :attr:`files`, by name.
-            part: as the data set itself is divided.
+            paths: paths of all :attr:`files`, by name.
+            part: ``"train"`` or ``"test"``, as the data set itself is divided.
         """
 
     def prepare_data(self) -> None:
-        """Fetch the files if asked to; Lightning calls this in one process of a machine."""
+        """Download the files if requested; Lightning calls this in one process per machine."""
         if not self.download:
             return
         try:
@@ -105,7 +105,7 @@ class FileDataModule(HeldOutDataModule):
         return ImageSet(images, labels, names, f"{self.dataset_name}/{part}")
 
     def _find(self) -> dict[str, Path]:
-        """The paths of all files, which lie in ``root/folder`` or in ``root`` itself."""
+        """Find the paths of all files, in ``root/folder`` or in ``root`` itself."""
         base = checked_root(self.dataset_name, self.root, self._expected)
         for place in (base / self.folder, base):
             here = {}
@@ -128,11 +128,11 @@ class FileDataModule(HeldOutDataModule):
 
 
 class MNISTDataModule(FileDataModule):
-    """MNIST: 60,000 + 10,000 digits of 28x28 pixels, gray.
+    """MNIST: 60,000 + 10,000 grey images of digits, 28x28 pixels.
 
-    From ``ROOT/MNIST/raw/``: four IDX files, plain or with the suffix ``.gz``.
+    Reads four IDX files in ``ROOT/MNIST/raw/``, plain or with the suffix ``.gz``.
 
-    Arguments and errors as :class:`FileDataModule`.
+    Arguments and errors are those of :class:`FileDataModule`.
     """
 
     dataset_name, folder, files, packed = "mnist", "MNIST/raw", IDX_FILES, ".gz"
@@ -149,11 +149,12 @@ class MNISTDataModule(FileDataModule):
 
 
 class FashionMNISTDataModule(MNISTDataModule):
-    """Fashion-MNIST: 60,000 + 10,000 pieces of clothing of 28x28 pixels, gray, in MNIST's form.
+    """Fashion-MNIST: 60,000 + 10,000 grey images of clothing, 28x28 pixels.
 
-    From ``ROOT/FashionMNIST/raw/``: four IDX files, plain or with the suffix ``.gz``. They have the names of MNIST's.
+    Reads four IDX files in ``ROOT/FashionMNIST/raw/``, plain or with the suffix ``.gz``. They have the same names as
+    those of MNIST.
 
-    Arguments and errors as :class:`FileDataModule`.
+    Arguments and errors are those of :class:`FileDataModule`.
     """
 
     dataset_name, folder = "fashion-mnist", "FashionMNIST/raw"
@@ -165,10 +166,10 @@ class FashionMNISTDataModule(MNISTDataModule):
 class CIFAR10DataModule(FileDataModule):
     """CIFAR-10: 50,000 + 10,000 photographs of 32x32 pixels in 10 classes.
 
-    From ``ROOT/cifar-10-batches-py/``: five training batches, a test batch and the names of the classes. Pickles, read
-    by an unpickler that admits only arrays, lists and strings.
+    Reads five training batches, a test batch and the class names in ``ROOT/cifar-10-batches-py/``. These are pickles;
+    the unpickler admits only arrays, lists and strings.
 
-    Arguments and errors as :class:`FileDataModule`.
+    Arguments and errors are those of :class:`FileDataModule`.
     """
 
     dataset_name, folder, files = "cifar10", "cifar-10-batches-py", CIFAR10_FILES
@@ -185,10 +186,10 @@ class CIFAR10DataModule(FileDataModule):
 class CIFAR100DataModule(FileDataModule):
     """CIFAR-100: 50,000 + 10,000 photographs of 32x32 pixels in 100 (fine) classes.
 
-    From ``ROOT/cifar-100-python/``: ``train``, ``test`` and ``meta``. Pickles, read by an unpickler that admits only
+    Reads ``train``, ``test`` and ``meta`` in ``ROOT/cifar-100-python/``. These are pickles; the unpickler admits only
     arrays, lists and strings.
 
-    Arguments and errors as :class:`FileDataModule`.
+    Arguments and errors are those of :class:`FileDataModule`.
     """
 
     dataset_name, folder, files = "cifar100", "cifar-100-python", CIFAR100_FILES

@@ -1,4 +1,4 @@
-"""Any class folders as a data set."""
+"""Use any class folders as a data set."""
 
 from pathlib import Path
 from typing import Any
@@ -24,34 +24,35 @@ VAL_SHARE, TEST_SHARE = 0.1, 0.2
 class ImageFolderDataModule(ClassificationDataModule):
     """Images in class folders, ``<class>/<image>``, read into memory.
 
-    Either ``ROOT/train/<class>/``, with ``ROOT/val/<class>/`` and ``ROOT/test/<class>/`` or without, or the class
-    folders directly below the root. Splits have their usual other names too, ``valid/``, ``validation/``, ``dev/``,
-    ``training/``, ``testing/``; any other folder beside them is an error. What has no folder is held out of the
-    training images, of each class the same share (stratified); only a test set is not held out of ``train/``, of which
-    one expects that all of it trains.
+    There are two layouts: ``ROOT/train/<class>/``, optionally with ``ROOT/val/<class>/`` and ``ROOT/test/<class>/``, or
+    class folders directly below the root. Other usual names work too: ``valid/``, ``validation/``, ``dev/``,
+    ``training/``, ``testing/``. Any other folder beside them is an error.
 
-    Takes ``channels * image_size**2`` bytes an image: for sets that memory does not hold there is
+    A split without a folder is held out of the training images, with the same share of every class (stratified). There
+    is one exception: no test set is held out of ``train/``, because all of it is expected to train.
+
+    Memory: ``channels * image_size**2`` bytes per image. For sets too large for memory use
     :class:`~classification.datamodules.imagenet.ImageNetDataModule`, which reads any ``train/`` and ``val/``.
 
     Args:
         root: the folder.
         image_size: side in pixels to which images are resized (bilinear; the aspect ratio is not kept).
-        mean: of the pixels, per channel, in [0, 1], by which the images are normalised; three values read the images as
-            RGB, one as gray. ImageNet's by default.
-        std: their deviation, likewise.
-        val_share: where there is no ``val/``, the share of the training images held out for validation; None for 0.1,
-            0 for no validation, see :class:`~classification.datamodules.base.HeldOutDataModule`.
-        test_share: where the class folders lie directly below the root, the share held out for the test, before the
-            validation's; None for 0.2.
-        split_seed: of the held-out images.
-        kwargs: batch sizes, augmentation, seed and workers, as
+        mean: per-channel mean for normalisation, of pixels in [0, 1]; ImageNet's by default. Three values read the
+            images as RGB, one value as grey.
+        std: per-channel deviation, likewise.
+        val_share: without ``val/``, the share of the training images held out for validation. None for 0.1; 0 for no
+            validation, see :class:`~classification.datamodules.base.HeldOutDataModule`.
+        test_share: with class folders directly below the root, the share held out for the test, before validation. None
+            for 0.2.
+        split_seed: seed of the held-out images.
+        kwargs: batch sizes, augmentation, seed and workers, as in
             :class:`~classification.datamodules.base.ClassificationDataModule`.
 
     Raises:
-        InputError: as :class:`~classification.datamodules.base.ClassificationDataModule`; a share outside [0, 1); other
-            than one or three channels; in :meth:`setup`, a root of another kind, folders beside those of the splits, a
-            share for what has a folder, splits with other classes, a file that is there twice, a class without images,
-            an unreadable image.
+        InputError: as :class:`~classification.datamodules.base.ClassificationDataModule`; a share outside [0, 1); not
+            one or three channels; in :meth:`setup`, an unknown layout, folders beside those of the splits, a share that
+            does not apply, splits with different classes, a file that occurs twice, a class without images, or an
+            unreadable image.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         return {**parts, "train": whole}
 
     def _folders(self) -> dict[str, Path]:
-        """The splits that have a folder, or ``{"all": root}`` if the root holds the classes."""
+        """Folders of the splits, or ``{"all": root}`` if the root holds the classes."""
         root = checked_root("images", self.root, _expected)
         found = split_folders("images", root)
         if found and "train" not in found:
@@ -128,7 +129,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         return found or {"all": root}
 
     def _shares(self, folders: dict[str, Path]) -> dict[str, float]:
-        """What to hold out of the training images, in this order."""
+        """Shares to hold out of the training images, in this order."""
         usual = {"test": TEST_SHARE if "all" in folders else 0.0, "val": 0.0 if "val" in folders else VAL_SHARE}
         shares = {}
         for split, given in (("test", self.test_share), ("val", self.val_share)):

@@ -10,17 +10,17 @@ from swbn_lightning.errors import InputError, require_positive
 
 
 class GlyphDataModule(ClassificationDataModule):
-    """Letters as classes, drawn anew for training, validation and test; nothing to download.
+    """Letters as classes, drawn separately for training, validation and test; nothing to download.
 
-    The classes are those of the few-shot training split, so that a backbone trained here has not seen the few-shot
+    The classes are those of the few-shot training split. A backbone trained here has therefore not seen the few-shot
     test letters.
 
     Args:
-        num_classes: the first so many letters, at most 506.
+        num_classes: use the first ``num_classes`` letters, at most 506.
         image_size: side in pixels, at least 28.
-        images_per_class: training drawings a class; validation and test have a quarter as many each.
-        seed: of the drawings. The order in training follows Lightning's global seed.
-        kwargs: batch sizes, augmentation and workers, as :class:`ClassificationDataModule`.
+        images_per_class: training drawings per class; validation and test have a quarter as many each.
+        seed: seed of the drawings. The training order follows Lightning's global seed.
+        kwargs: batch sizes, augmentation and workers, as in :class:`ClassificationDataModule`.
 
     Raises:
         InputError: as :class:`ClassificationDataModule`; a number below 1; more classes than there are letters.

@@ -1,4 +1,4 @@
-"""ImageNet, and other class folders too large for memory: images are read when they are needed."""
+"""ImageNet, and other class folders too large for memory: images are read when needed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +29,10 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 class ImageFiles:
-    """The images of class folders by name. (Arrays, which workers share; lists they would copy, one after another.)"""
+    """Images of class folders, by name.
+
+    Names are kept in arrays, which worker processes share; lists would be copied in each worker.
+    """
 
     def __init__(self, root: Path) -> None:
         names = {folder: [path.name for path in found] for folder, found in class_images(root, "imagenet")}
@@ -46,14 +49,14 @@ class ImageFiles:
             yield f"{self.root}/{self.class_names[label]}/{name}"
 
     def open(self, number: int) -> Image.Image:
-        """Image ``number``, RGB."""
+        """Open image ``number`` as RGB."""
         return open_image(self.root / self.class_names[int(self.labels[number])] / str(self.names[number]), channels=3)
 
 
 class ImageFileDataset(EpochDataset[LabelledBatch]):
     """Some of the images, read and transformed one by one.
 
-    With a ``seed`` the transform's random numbers are a function of only (seed, epoch, image), whatever worker or
+    With a ``seed``, the random numbers of the transform depend only on (seed, epoch, image), whichever worker or
     process reads the image.
     """
 
@@ -85,27 +88,29 @@ class ImageFileDataset(EpochDataset[LabelledBatch]):
 class ImageNetDataModule(HeldOutDataModule):
     """ImageNet (ILSVRC-2012), or any class folders ``ROOT/train/<class>/`` and ``ROOT/val/<class>/``.
 
-    In training a random part of 8% to 100% of the image with a ratio of 3/4 to 4/3, resized to ``image_size``, and a
-    random flip; in evaluation the shorter side resized to ``eval_resize`` and the centre: the usual recipe, and the
-    paper's single crop of 224x224 (section 4.2.2), by torchvision's transforms in worker processes.
+    Transforms are torchvision's, run in worker processes:
 
-    The test is on ``val/``, whose figures are what everyone reports, since the labels of ImageNet's own test images are
-    not public. Validation during training is on images held out of ``train/``, so that what is reported has chosen
-    nothing.
+    - Training: a random part of 8% to 100% of the image, with an aspect ratio of 3/4 to 4/3, is resized to
+      ``image_size`` and randomly flipped.
+    - Evaluation: the shorter side is resized to ``eval_resize`` and the centre is cropped. This is the usual recipe,
+      and the paper's single crop of 224x224 (section 4.2.2).
+
+    The test uses ``val/``, as usual in publications, because the labels of ImageNet's own test images are not public.
+    Validation during training uses images held out of ``train/``, so the test images never select a model.
 
     Args:
         root: the folder that holds ``train/`` and ``val/``.
-        image_size: side in pixels of what the network sees.
-        eval_resize: of the shorter side, before the centre is cut out; at least ``image_size``.
-        val_share: as :class:`~classification.datamodules.base.HeldOutDataModule`; 1% of ImageNet are 13 images
-            a class.
+        image_size: side in pixels of the network's input.
+        eval_resize: length in pixels of the shorter side before the centre crop; at least ``image_size``.
+        val_share: as in :class:`~classification.datamodules.base.HeldOutDataModule`; 1% of ImageNet is 13 images per
+            class.
         num_workers: processes that read and transform images.
-        kwargs: split seed, batch sizes and seed, as :class:`~classification.datamodules.base.HeldOutDataModule`.
+        kwargs: split seed, batch sizes and seed, as in :class:`~classification.datamodules.base.HeldOutDataModule`.
 
     Raises:
         InputError: as :class:`~classification.datamodules.base.HeldOutDataModule`; an ``eval_resize`` below
-            ``image_size``; in :meth:`setup`, a root of another kind, a class without images, other classes in ``val/``;
-            in training, an unreadable image.
+            ``image_size``; in :meth:`setup`, an unknown layout, a class without images, or different classes in
+            ``val/``; in training, an unreadable image.
     """
 
     def __init__(

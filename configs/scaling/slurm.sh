@@ -1,8 +1,9 @@
 #!/bin/bash
-# A job that goes on after it was preempted or ran out of time: sbatch configs/scaling/slurm.sh CONFIG RUN_NAME [OPTION...]
-# Five minutes before the end SLURM sends SIGTERM to every process. The step under way is finished, last.ckpt written,
-# and the command ends with 143; the script then puts the job into the queue again, and it goes on from there.
-# Runs lie in runs/ of the folder it is submitted from: an option --run.root would not be looked at.
+# A job that resumes after it was preempted or ran out of time:
+#   sbatch configs/scaling/slurm.sh CONFIG RUN_NAME [OPTION...]
+# Five minutes before the end, SLURM sends SIGTERM to every process. The training finishes the current step, writes
+# last.ckpt and exits with code 143. The script then requeues the job, which resumes from last.ckpt.
+# Runs are in runs/ of the folder from which you submit; the option --run.root is not supported.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8

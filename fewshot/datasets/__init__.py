@@ -1,4 +1,4 @@
-"""The few-shot data sets and their class lists."""
+"""Few-shot data sets and their class lists."""
 
 from fewshot.datasets.registry import FewShotDataset, get_dataset, register_dataset
 

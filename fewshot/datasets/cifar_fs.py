@@ -1,6 +1,7 @@
-"""CIFAR-FS and FC100: two divisions of CIFAR-100's classes, all 600 images of each.
+"""CIFAR-FS and FC100: two divisions of CIFAR-100's classes, each class with all its 600 images.
 
-From torchvision's CIFAR-100 files (training and test set together), MetaOptNet's pickles or class folders.
+They are read from torchvision's CIFAR-100 files (training and test set together), MetaOptNet's pickles or class
+folders.
 """
 
 from functools import partial
@@ -23,11 +24,11 @@ PICKLES = {"cifar-fs": "CIFAR_FS_{}.pickle", "fc100": "FC100_{}.pickle"}
 def load_division(
     split: str, root: str | None, image_size: int = 32, cache: ImageCache | None = None, *, name: str, classes: str
 ) -> ImageSet:
-    """One split of CIFAR-FS or FC100 in memory, RGB.
+    """Load one split of CIFAR-FS or FC100 into memory, RGB.
 
-    The root holds ``cifar-100-python/`` with CIFAR-100's files (or is that folder), which give 32 pixels and nothing
-    else, or MetaOptNet's :data:`PICKLES`, or what else :func:`~fewshot.datasets.folders.load_folders` reads.
-    ``classes`` is a class list beside this file.
+    The root holds ``cifar-100-python/`` with CIFAR-100's files (or is that folder), which have only 32x32 images; or
+    MetaOptNet's :data:`PICKLES`; or anything else that :func:`~fewshot.datasets.folders.load_folders` reads.
+    ``classes`` is a class list in the folder of this file.
     """
     check_split(name, split)
     folder = Path(root or "").expanduser()

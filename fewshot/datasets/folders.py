@@ -1,4 +1,4 @@
-"""Images in class folders or lists as a few-shot data set; mini-ImageNet, tiered-ImageNet and CUB by the same way."""
+"""Few-shot data sets from class folders or lists of images, including mini-ImageNet, tiered-ImageNet and CUB."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -57,33 +57,33 @@ def load_folders(
     pickles: Mapping[str, Sequence[str]] | None = None,
     also: str = "",
 ) -> ImageSet:
-    """One split of images in class folders, or in lists, in memory: ``3 * image_size**2`` bytes an image.
+    """Load one split of images in class folders or lists into memory: ``3 * image_size**2`` bytes per image.
 
     Args:
         split: ``"train"``, ``"val"`` or ``"test"``.
-        root: a folder that holds one of these; what stands first is taken where there are several:
+        root: a folder with one of the following layouts. If there are several, the first in this list is used:
 
             - ``{train,val,test}.csv`` (filename,label; in the root, ``splits/`` or ``csv/``) with the images in
               ``images/``, the root, ``images/<label>/``, ``<label>/`` or ``<split>/<label>/``;
             - the ``pickles``;
-            - ``{train,val,test}.txt`` (a class a line), with the class folders in ``images/``, or else in the root;
+            - ``{train,val,test}.txt`` (one class per line), with the class folders in ``images/``, or else in the root;
             - class folders ``train|val|test/<class>/<image>``, also below ``images/``.
-        image_size: side in pixels to which all images are resized; pickles hold one size and give nothing else.
-        cache: of the decoded images.
-        name: of the data set, for messages.
-        counts: how many classes each split must have, if that is known.
-        classes: or which, by a class list beside this file.
-        pickles: of each split the names that its file may have.
-        also: what else a root may hold, for messages.
+        image_size: side in pixels to which all images are resized; pickles hold one size and give only that.
+        cache: cache of the decoded images.
+        name: name of the data set, for messages.
+        counts: number of classes that each split must have, if known.
+        classes: file with the classes that each split must have, in the folder of this file.
+        pickles: for each split, the names that its file may have.
+        also: description of other layouts of a root, for messages.
 
     Returns:
-        RGB images (gray ones repeat their channel), uint8 ``[N, 3, image_size, image_size]``; labels follow the sorted
+        RGB images (grey ones repeat their channel), uint8 ``[N, 3, image_size, image_size]``; labels follow the sorted
         class names.
 
     Raises:
-        InputError: a root that is missing, not a folder, or holds nothing of this; other classes than it should hold; a
-            class or a file in two splits; names that lead out of the root; files that are listed but missing; a class
-            without images; an unreadable image.
+        InputError: a root that is missing, not a folder, or has none of these layouts; unexpected classes; a class or a
+            file in two splits; names that lead out of the root; files that are listed but missing; a class without
+            images; an unreadable image.
     """
     check_split(name, split)
     expected = partial(_expected, also)

@@ -1,7 +1,7 @@
-"""The forms that few-shot data sets are passed on in, told apart by looking at what a root holds.
+"""Layouts in which few-shot data sets are distributed, detected from the content of the root.
 
-A loader tries the forms of its data set one after another; each gives None where the root does not hold it, and raises
-where it does but something is wrong with it.
+A loader tries the layouts of its data set one after another. Each returns None if the root does not have it, and raises
+if the root has it with errors.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,7 @@ BESIDE = ("images", "splits", "csv", "cifar-100-python", "cifar-fs", "fc100")
 
 
 class Found(NamedTuple):
-    """The image files of a split, and words that say where they were found."""
+    """Image files of a split, and a description of where they were found."""
 
     listing: ImageListing
     source: str
@@ -47,14 +47,14 @@ class Found(NamedTuple):
 
 @cache
 def classes_of(file: str, split: str) -> tuple[str, ...]:
-    """The classes of a split in one of this folder's class lists, sorted."""
+    """Classes of a split in one of this folder's class lists, sorted."""
     text = resources.files("fewshot.datasets").joinpath(file).read_text("utf-8")
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     return tuple(sorted(name for part, name in rows if part == split))
 
 
 def check_split(name: str, split: str) -> None:
-    """Raise :class:`InputError` for a split that is none."""
+    """Raise :class:`InputError` for an unknown split."""
     if split not in SPLITS:
         raise InputError(f"{name}: there is no split {split!r}; there are {', '.join(SPLITS)}.")
 
@@ -62,10 +62,10 @@ def check_split(name: str, split: str) -> None:
 def find_lists(
     name: str, root: Path, split: str, suffix: str, folders: Sequence[str] = LIST_FOLDERS
 ) -> dict[str, Path] | None:
-    """The lists of all splits, ``{train,val,test}<suffix>`` in the first of ``folders`` that has one.
+    """Find the lists of all splits, ``{train,val,test}<suffix>``, in the first of ``folders`` that has one.
 
     Raises:
-        InputError: there are some, but not that of ``split``; two of one split.
+        InputError: there are lists, but not for ``split``; two lists of one split.
     """
     for folder in folders:
         found: dict[str, Path] = {}
@@ -86,9 +86,9 @@ def find_lists(
 
 
 def find_image_lists(name: str, root: Path, split: str) -> Found | None:
-    """``{train,val,test}.csv`` with the columns filename and label, and the images that they name.
+    """Find ``{train,val,test}.csv`` with the columns filename and label, and the images that they name.
 
-    All lists that are there are read, to see that the splits share no class and no file.
+    All existing lists are read, to check that the splits share no class and no file.
     """
     lists = find_lists(name, root, split, ".csv")
     if lists is None:
@@ -99,7 +99,7 @@ def find_image_lists(name: str, root: Path, split: str) -> Found | None:
 
 
 def find_class_lists(name: str, root: Path, split: str) -> Found | None:
-    """``{train,val,test}.txt`` with a class name a line, and class folders in the root or in ``images/``."""
+    """Find ``{train,val,test}.txt`` with one class name per line, and class folders in the root or ``images/``."""
     lists = find_lists(name, root, split, ".txt")
     if lists is None:
         return None
@@ -110,7 +110,7 @@ def find_class_lists(name: str, root: Path, split: str) -> Found | None:
 
 
 def find_split_folders(name: str, bases: Iterable[Path], split: str) -> Found | None:
-    """``train|val|test/<class>/<image>`` below the first of ``bases`` that has one of these folders."""
+    """Find ``train|val|test/<class>/<image>`` below the first of ``bases`` that has one of these folders."""
     for base in bases:
         folders = split_folders(name, base, BESIDE) if base.is_dir() else {}
         if folders:
@@ -123,7 +123,7 @@ def find_split_folders(name: str, bases: Iterable[Path], split: str) -> Found | 
 
 
 def nothing_usable(name: str, root: Path, expected: Callable[[Path], str]) -> InputError:
-    """The error for a root that holds none of a data set's forms."""
+    """Error for a root that has none of a data set's layouts."""
     return InputError(f"{name}: nothing usable in {root} (it holds {shown_content(root)}). {expected(root)}")
 
 

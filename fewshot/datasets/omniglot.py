@@ -38,34 +38,35 @@ Characters = dict[str, list[Path]]
 def load_omniglot(
     split: str, root: str | None, image_size: int = 28, cache: ImageCache | None = None, rotations: bool = False
 ) -> ImageSet:
-    """One split of Omniglot in memory. A class is a character of an alphabet, ``"Greek/character01"``.
+    """Load one split of Omniglot into memory; a class is a character of an alphabet, ``"Greek/character01"``.
 
-    The division of Vinyals et al. is taken if its lists are there. Where there are only Lake et al.'s background and
-    evaluation set, these are training and test, and a fifth of the background's **alphabets**, drawn by a fixed seed,
-    is validation; where there is no evaluation set, another fifth is test. No alphabet is then in two splits, other
-    than in Vinyals et al.'s division by characters: figures of the two do not compare. Each run says which it was.
+    The division of Vinyals et al. is used if its lists are in the root. If there are only Lake et al.'s background and
+    evaluation sets, these are training and test, and a fifth of the background's **alphabets**, drawn by a fixed seed,
+    is validation. Without an evaluation set, another fifth is the test. No alphabet is then in two splits, whereas
+    Vinyals et al. divide by characters: results of the two divisions cannot be compared. Each run reports which one it
+    used.
 
     Args:
         split: ``"train"``, ``"val"`` or ``"test"``.
-        root: a folder that holds one of these; what stands first is taken where there are several:
+        root: a folder with one of the following layouts. If there are several, the first in this list is used:
 
-            - ``{train,val,test}.txt`` (in the root, ``splits/`` or ``splits/vinyals/``), a line
-              ``alphabet/character`` each, as Snell et al. publish Vinyals et al.'s, whose lines go on ``/rot090``; and
-              the alphabets in the sets below or in ``data/``;
-            - Lake et al.'s zips, unpacked: ``images_background/`` (or its small sets, or several of them) and
-              ``images_evaluation/``, each ``<alphabet>/<character>/<image>``. A character that is in several background
-              sets is one class, and a drawing in several of them is taken once.
-        image_size: side in pixels; 28 as everyone since Vinyals et al. takes.
-        cache: of the decoded images.
-        rotations: each character turned by 0, 90, 180 and 270 degrees (counter-clockwise) makes four classes,
-            as in Santoro et al., Vinyals et al. and Snell et al.
+            - ``{train,val,test}.txt`` (in the root, ``splits/`` or ``splits/vinyals/``) with one ``alphabet/character``
+              per line, and the alphabets in the sets below or in ``data/``. The lists of Vinyals et al. as published by
+              Snell et al., whose lines end in rotations such as ``/rot090``, also work;
+            - Lake et al.'s zips, unpacked: ``images_background/`` (or one or more of its small sets) and
+              ``images_evaluation/``, each with ``<alphabet>/<character>/<image>``. A character in several background
+              sets is one class, and a drawing in several of them is used once.
+        image_size: side in pixels; 28 is usual since Vinyals et al.
+        cache: cache of the decoded images.
+        rotations: make four classes of each character, rotated by 0, 90, 180 and 270 degrees (counter-clockwise), as in
+            Santoro et al., Vinyals et al. and Snell et al.
 
     Returns:
-        Gray images, strokes 255 on 0, uint8 ``[N, 1, image_size, image_size]``.
+        Grey images, strokes 255 on 0, uint8 ``[N, 1, image_size, image_size]``.
 
     Raises:
-        InputError: a root that is missing, not a folder, or holds nothing of this; lists that name what is not there; a
-            character in two splits; too few alphabets to divide; an unreadable image.
+        InputError: a root that is missing, not a folder, or has none of these layouts; lists that name missing
+            characters; a character in two splits; too few alphabets to divide; an unreadable image.
     """
     check_split("omniglot", split)
     folder = checked_root("omniglot", root, _expected)
@@ -84,7 +85,7 @@ load_rotated_omniglot = partial(load_omniglot, rotations=True)
 
 
 def inverted(images: Tensor) -> Tensor:
-    """Black ink on white paper, uint8 as the files have it, as strokes of 255 on 0."""
+    """Turn black ink on white paper, uint8 as in the files, into strokes of 255 on 0."""
     return 255 - images
 
 
@@ -148,7 +149,7 @@ def _sets(base: Path, split: str) -> Found | None:
 
 
 def _merged(folders: Iterable[Path]) -> Characters:
-    """The characters of all folders ``<alphabet>/<character>/``; a drawing that stands in two is taken once."""
+    """Characters of all folders ``<alphabet>/<character>/``; a drawing that is in two of them is used once."""
     drawings: dict[str, dict[str, Path]] = {}
     for folder in folders:
         inner = folder / folder.name  # some unpack a zip into a folder of its name

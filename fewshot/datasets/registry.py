@@ -22,12 +22,16 @@ def _as_it_is(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FewShotDataset:
-    """How one data set is read and normalised.
+    """How to read and normalise a data set.
 
-    ``load(split, root, image_size)`` gives the split; ``mean`` and ``std`` are per channel, of pixels in [0, 1]. If
-    ``cacheable``, ``load`` also takes ``cache``, a :class:`~swbn_lightning.data.cache.ImageCache`.
-    ``from_file`` is what ``load`` does to the pixels of its files, and ``predict`` to the user's: from and to uint8
-    ``[N, C, H, W]``.
+    Args:
+        load: ``load(split, root, image_size)`` returns one split as an :class:`ImageSet`.
+        image_size: default side of the images in pixels.
+        mean: per-channel mean of pixels in [0, 1].
+        std: per-channel deviation of pixels in [0, 1].
+        cacheable: whether ``load`` also takes ``cache``, an :class:`~swbn_lightning.data.cache.ImageCache`.
+        from_file: what ``load`` does to the pixels of its files, and ``predict`` to those of the user's images; uint8
+            ``[N, C, H, W]`` in and out. By default nothing.
     """
 
     load: Callable[..., ImageSet]
@@ -63,14 +67,22 @@ _DATASETS = {
 
 
 def get_dataset(name: str) -> FewShotDataset:
-    """The data set of that name; an unknown one is an :class:`InputError` with the nearest known one."""
+    """Look up a data set by name; an unknown name raises :class:`InputError` with the nearest known one."""
     if name not in _DATASETS:
         raise unknown_name("dataset", name, _DATASETS)
     return _DATASETS[name]
 
 
 def register_dataset(name: str, dataset: Any) -> None:
-    """Make a data set of one's own known to :class:`~fewshot.EpisodicDataModule`, by a name that is not taken."""
+    """Make your own data set available to :class:`~fewshot.EpisodicDataModule` by name.
+
+    Args:
+        name: a name that is not taken.
+        dataset: a :class:`FewShotDataset`.
+
+    Raises:
+        InputError: a name that is already registered.
+    """
     if name in _DATASETS:
         raise InputError(f"dataset {name!r} is registered already; choose another name.")
     _DATASETS[name] = dataset

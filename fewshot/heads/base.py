@@ -1,4 +1,4 @@
-"""What every few-shot head is: features of support and query in, logits out."""
+"""Base of the few-shot heads: features of support and query in, logits out."""
 
 import functools
 
@@ -9,9 +9,12 @@ from torch import Tensor, nn
 class EpisodeHead(nn.Module):
     """A few-shot method as a pure module.
 
-    A head takes several episodes at once, of any ways, shots and queries, and keeps nothing between calls: support
-    ``[E, W, K, ...]`` and query ``[E, M, ...]`` (class after class), ``...`` being ``C`` or ``C, h, w``, to logits
-    ``[E, M, W]``. In evaluation mode no episode can change another's result.
+    A head takes several episodes at once, with any numbers of ways, shots and queries, and keeps nothing between calls.
+    In evaluation mode, no episode can change the result of another.
+
+    Shape:
+        support ``[E, W, K, ...]``, query ``[E, M, ...]`` (class after class), where ``...`` is ``C`` or ``C, h, w``;
+        logits ``[E, M, W]``.
     """
 
     #: Whether the queries of an episode are classified together, each with the help of the others.
@@ -21,6 +24,6 @@ class EpisodeHead(nn.Module):
 
 
 def accumulating(*features: Tensor) -> tuple[Tensor, ...]:
-    """Features in float32 at least: distances and cosines are differences of large numbers."""
+    """Convert features to float32 or wider, because distances and cosines are differences of large numbers."""
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in features), torch.float32)
     return tuple(x.to(dtype) for x in features)

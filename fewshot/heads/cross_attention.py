@@ -1,4 +1,4 @@
-"""Cross attention: where query and class look alike decides what counts in both."""
+"""Cross attention: the head attends to the positions where query and class look alike."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _ADDED, _OF = 35, 75
 
 
 class PositionLogits(NamedTuple):
-    """What cross attention is trained on; ``m`` positions."""
+    """Inputs of the two training losses of cross attention, for ``m`` positions."""
 
     episodic: Tensor  # [E, M, W, m]: at each query position
     attended: Tensor  # [E, M, m, C]: the query maps, attended by their true classes
@@ -25,40 +25,41 @@ class PositionLogits(NamedTuple):
 
 
 class CrossAttentionHead(EpisodeHead):
-    """The cross attention module of CAN (Hou et al., NeurIPS 2019), with the values of its public code.
+    """Cross attention module of CAN (Hou et al., NeurIPS 2019), with the defaults of its public code.
 
-    A class map ``P`` is the mean of the support maps, ``Q`` a query map, ``p`` and ``q`` the same with every position's
-    channels normalised to length 1. For each pair of class and query (section 4 of the paper):
+    The class map ``P`` is the mean of the support maps, and ``Q`` is a query map. ``p`` and ``q`` are the same maps
+    with the channels of every position normalised to length 1. For each pair of class and query (section 4 of the
+    paper):
 
-    1. correlation map ``R[i, j] = p_i . q_j`` between ``m`` class and ``m`` query positions;
-    2. meta-fusion: the mean of ``R`` over the class positions, ``[m]``, through :class:`MetaFusion` gives a weight
-       ``w_j`` for every query position;
-    3. attention of the class positions: ``a = softmax_i(mean_j(R[i, j] w_j) / temperature)``;
-    4. residual attention: the class map becomes ``(1 + a_i) P_i``. The query map likewise, with the transposed ``R``
-       and the same fusion;
-    5. logits: ``scale`` times the cosine of both maps' means over their positions.
+    1. Correlation map: ``R[i, j] = p_i . q_j`` for ``m`` class positions and ``m`` query positions.
+    2. Meta-fusion: the mean of ``R`` over class positions, ``[m]``, goes through :class:`MetaFusion`, which gives a
+       weight ``w_j`` for every query position.
+    3. Attention of the class positions: ``a = softmax_i(mean_j(R[i, j] w_j) / temperature)``.
+    4. Residual attention: the class map becomes ``(1 + a_i) P_i``. The query map is treated in the same way, with the
+       transposed ``R`` and the same fusion.
+    5. Logits: ``scale`` times the cosine of the two maps' means over positions.
 
-    ``R`` is only ever averaged and multiplied, so it is not made: its mean is ``mean_i(p_i) . q_j``, and
-    ``mean_j(R[i, j] w_j) = p_i . mean_j(w_j q_j)``. Neither are the attended maps of all pairs: what is needed of them
-    is their mean, one product with the attention. Both are equal to the plain way but for rounding.
+    Only means of ``R`` and of the attended maps are needed, so neither is stored for all pairs. Results agree with the
+    direct computation up to rounding.
 
     Args:
-        num_positions: ``m = h * w`` of the backbone's maps; the fusion's weights are made for it.
-        reduction: ``r``; the fusion's middle has ``max(1, m // r)`` channels.
-        temperature: of the attention's softmax.
-        scale: factor of the cosines; fixed.
-        norm: of the fusion, a name that :class:`~swbn_lightning.NormFactory` knows. Its samples are the pairs.
+        num_positions: ``m = h * w`` of the backbone's maps; it sets the size of the fusion's weights.
+        reduction: ``r``; the middle of the fusion has ``max(1, m // r)`` channels.
+        temperature: temperature of the attention's softmax.
+        scale: fixed factor of the cosines.
+        norm: norm of the fusion, a name that :class:`~swbn_lightning.NormFactory` knows. Its samples are the pairs of
+            class and query.
         norm_args: options of that norm.
-        transductive: classify the queries of an episode together: twice, the most confident ones join the support set
-            with the class they were given (7/15 of the queries in the first round, twice as many in the second, as
-            the public code's 35 and 70 of 75), and all queries are classified anew.
+        transductive: classify the queries of an episode together. Twice, the most confident queries join the support
+            set with their predicted class, and all queries are classified again. As in the public code (35, then 70 of
+            75), 7/15 of the queries join in the first round and twice as many in the second.
 
     Shape:
         support ``[E, W, K, C, h, w]``, query ``[E, M, C, h, w]`` with any M and ``h * w = m``; logits ``[E, M, W]``.
 
     Raises:
-        InputError: a number out of range; a norm that would see other episodes in evaluation, or that has only one
-            value to normalise; in ``forward``, maps with another number of positions.
+        InputError: a number out of range; a norm that would use other episodes' statistics in evaluation, or would have
+            only one value to normalise; in ``forward``, maps with a different number of positions.
     """
 
     def __init__(
@@ -92,10 +93,10 @@ class CrossAttentionHead(EpisodeHead):
             return logits
 
     def position_logits(self, support: Tensor, query: Tensor) -> PositionLogits:
-        """What the two training losses are made of; shapes as in ``forward``, queries class after class.
+        """Compute the inputs of the two training losses; shapes as in ``forward``, queries class after class.
 
-        The episodic logits compare each position of the attended query map with the pooled class vector; the length of
-        a position's vector, and so its attention, cancels in the cosine.
+        The episodic logits compare each position of the query map with the pooled class vector. Attention only scales
+        the vector of a position, which cancels in the cosine.
         """
         with torch.autocast(query.device.type, enabled=False):
             support, query = (self._positions_first(maps) for maps in accumulating(support, query))
@@ -142,10 +143,10 @@ class CrossAttentionHead(EpisodeHead):
 
 
 class MetaFusion(nn.Module):
-    """``m -> hidden -> m`` of a pair's mean correlations: two 1x1 convolutions with a norm and a ReLU between.
+    """Map the mean correlations of a pair, ``m -> hidden -> m``: two 1x1 convolutions with a norm and a ReLU between.
 
-    On vectors a 1x1 convolution is a linear layer; initialised by fan-out, as the public code does. Every pair of class
-    and query is a sample of the norm, in both directions by turns.
+    On vectors, a 1x1 convolution is a linear layer. Weights are initialised by fan-out, as in the public code. Each
+    pair of class and query is one sample of the norm. The module runs once per direction.
     """
 
     def __init__(self, num_positions: int, hidden: int, norm: NormFactory) -> None:
@@ -165,7 +166,7 @@ class MetaFusion(nn.Module):
 
 
 def transductive_rounds(num_queries: int) -> tuple[int, int]:
-    """How many of an episode's queries join the support set in the first and the second round."""
+    """Number of an episode's queries that join the support set in the first and in the second round."""
     first = max(1, num_queries * _ADDED // _OF)
     return first, min(2 * first, num_queries)
 
@@ -186,7 +187,7 @@ def _normalized_mean(attention: Tensor, maps: Tensor) -> Tensor:
 
 
 def _check_several_values(norm: nn.Module) -> None:
-    """A pair is a vector of channels: with one channel there is nothing to normalise."""
+    """Raise :class:`InputError` for a norm that would normalise each value of a pair by itself."""
     single = isinstance(norm, nn.GroupNorm) and norm.num_groups == norm.num_channels
     if single or isinstance(norm, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d):
         raise InputError(

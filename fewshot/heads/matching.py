@@ -11,26 +11,29 @@ from swbn_lightning.errors import InputError, require_positive
 
 
 class MatchingHead(EpisodeHead):
-    """A mixture of the support labels by cosine attention (Vinyals et al., NeurIPS 2016).
+    """Classify by cosine attention over the support set (Vinyals et al., NeurIPS 2016).
 
-    The probability of a class is the attention that its support images get (equation 1 of the paper),
+    The probability of a class is the attention on its support images (equation 1 of the paper):
     ``p(c | x) = sum of a(x, x_i) over the x_i of class c``, with
     ``a(x, x_i) = softmax over all i of temperature * cos(f(x), g(x_i))`` (section 2.1.1). The logits are the logarithms
-    of these probabilities, so that their cross-entropy is the mixture's negative log-likelihood.
+    of these probabilities. Their cross-entropy is therefore the negative log-likelihood.
 
     Args:
-        temperature: factor of the cosine at the start, above 0. The paper has none, but a cosine is at most 1: over
-            5 classes of one shot even a perfect match would get a probability of ``e / (e + 4)`` = 0.40 only.
-        learn_temperature: make the factor a parameter (its logarithm is learnt, so that it stays positive).
-        full_context: embed each image in the light of the whole support set (:class:`FullContext`).
-        num_features: ``C``, which full context embeddings need; the backbone's ``num_features``.
-        context_steps: reading steps of full context embeddings; the paper leaves their number open.
+        temperature: initial factor of the cosine, above 0. The paper has none, but a cosine is at most 1: with 5
+            classes and one shot, a perfect match beside cosines of 0 would only get a probability of ``e / (e + 4)`` =
+            0.40.
+        learn_temperature: learn the factor. The parameter is its logarithm, so the factor stays positive.
+        full_context: use full context embeddings, in which the embedding of an image depends on the whole support set
+            (:class:`FullContext`).
+        num_features: ``C``, the backbone's ``num_features``; required with ``full_context``.
+        context_steps: reading steps of full context embeddings; the paper does not give their number.
 
     Shape:
         support ``[E, W, K, C]``, query ``[E, M, C]`` with any M; logits ``[E, M, W]``.
 
     Raises:
-        InputError: a temperature that is not positive and finite; full context without the number of features.
+        InputError: a temperature that is not positive and finite; ``context_steps`` below 1; ``full_context`` without
+            ``num_features``.
     """
 
     log_temperature: Tensor
@@ -77,21 +80,21 @@ class FullContext(nn.Module):
     """Full context embeddings (Vinyals et al., section 2.1.2 and appendix A).
 
     Support images: ``g(x_i) = forward_i + backward_i + g'(x_i)``, the hidden states of a bidirectional LSTM over the
-    support set and a skip connection (appendix A.2). The LSTM sees the set in the order of the episode: class after
-    class as in its ``classes``, and the shots of each as they were drawn. That order is itself drawn at random in every
-    episode; another order gives other embeddings, as in the paper.
+    support set plus a skip connection (appendix A.2). The LSTM reads the set in the order of the episode: class after
+    class as in its ``classes``, and the shots of each class as drawn. This order is random in every episode. As in the
+    paper, a different order gives different embeddings.
 
-    Query images: an LSTM that takes ``f'(x)`` at each of its steps and reads the support set (equations 3-6),
+    Query images: an LSTM takes ``f'(x)`` at each step and reads the support set (equations 3-6):
 
     - ``r = sum_i softmax_i(h^T g(x_i)) g(x_i)``,
-    - ``h, c = LSTM(f'(x), [h, r], c)`` and then ``h + f'(x)``,
+    - ``h, c = LSTM(f'(x), [h, r], c)``, and then ``h + f'(x)``.
 
-    starting from zeros, so that the first reading is the mean of the support set. An LSTM whose gates see ``f'(x)``,
-    ``h`` and ``r`` is one with input ``[f'(x), r]`` and state ``h``.
+    It starts from zeros, so the first reading is the mean of the support set. The LSTM is implemented with input
+    ``[f'(x), r]`` and state ``h``, which is equivalent.
 
     Args:
         num_features: ``C``, of input, states and output.
-        steps: readings of the support set, at least 1.
+        steps: number of readings of the support set, at least 1.
     """
 
     def __init__(self, num_features: int, steps: int) -> None:
@@ -102,7 +105,7 @@ class FullContext(nn.Module):
         self.query_cell = nn.LSTMCell(2 * num_features, num_features)
 
     def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-        """``[E, N, C]`` and ``[E, M, C]`` to the same; computed in the parameters' dtype."""
+        """Embed support ``[E, N, C]`` and query ``[E, M, C]``, same shapes out; computed in the parameters' dtype."""
         given, own = query.dtype, self.query_cell.weight_ih.dtype
         support, query = support.to(own), query.to(own)
         states, _ = self.support_lstm(support)
@@ -110,11 +113,11 @@ class FullContext(nn.Module):
         return support.to(given), self._read(support, query).to(given)
 
     def _read(self, support: Tensor, query: Tensor) -> Tensor:
-        """Query embeddings ``[E, M, C]``; ``support`` is ``g``.
+        """Return the query embeddings ``[E, M, C]``; ``support`` is ``g``.
 
-        The cell's products, taken apart: what of its gates comes only from ``f'(x)`` is the same at every step, also
-        through ``h = output + f'(x)``; and what comes from the reading is the attention's mean of the products of
-        ``g`` with the weights, of which there are fewer than readings. The first reading needs no attention.
+        The products of the cell are split to save work. What ``f'(x)`` adds to the gates is the same at every step,
+        also through ``h = output + f'(x)``. What the reading adds is an attention-weighted mean of the products of
+        ``g`` with the weights; there are fewer of these than readings. The first reading needs no attention.
         """
         cell, channels = self.query_cell, query.shape[-1]
         # The third gate is a tanh, and tanh(z) = 2 sigmoid(2z) - 1: doubled, it goes through one sigmoid with the
@@ -137,7 +140,7 @@ class FullContext(nn.Module):
 
     @staticmethod
     def _gated(gates: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """An LSTM's output and state from its state before and its gates ``[..., 4C]``.
+        """Output and new state of an LSTM, from its previous state and its gates ``[..., 4C]``.
 
         The gates are input, forget, cell (doubled) and output.
         """

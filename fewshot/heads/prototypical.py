@@ -1,4 +1,4 @@
-"""The nearest class mean."""
+"""Classification by the nearest class mean."""
 
 import math
 
@@ -13,21 +13,24 @@ METRICS = ("euclidean", "cosine")
 
 
 class PrototypicalHead(EpisodeHead):
-    """Nearest class mean (Snell et al., NeurIPS 2017).
+    """Classify by the nearest class mean (Snell et al., NeurIPS 2017).
 
-    ``logits = -scale * |query - prototype|^2`` for ``metric="euclidean"``, ``scale * cos(query, prototype)``
-    for ``"cosine"``; a prototype is the mean of the class's support features.
+    The prototype of a class is the mean of its support features. The logits are ``-scale * |query - prototype|^2`` for
+    ``metric="euclidean"`` and ``scale * cos(query, prototype)`` for ``metric="cosine"``.
 
     Args:
         metric: ``"euclidean"`` (squared distance) or ``"cosine"``.
-        scale: factor of the logits, above 0. None for the metric's usual one: 1 for the plain squared
-            distance, 10 for the cosine and for the distance averaged over channels, both of which are of
-            order 1 and would leave the softmax flat.
-        average_channels: divide the squared distance by the number of channels, so that the scale does not
-            depend on the backbone (as MetaOptNet's code does).
+        scale: factor of the logits, above 0. None for the metric's default: 1 for the plain squared distance; 10 for
+            the cosine and for the distance averaged over channels, which are of order 1 and would leave the softmax
+            flat.
+        average_channels: divide the squared distance by the number of channels, so that the scale does not depend on
+            the backbone (as in MetaOptNet's code).
 
     Shape:
         support ``[E, W, K, C]``, query ``[E, M, C]`` with any M; logits ``[E, M, W]``.
+
+    Raises:
+        InputError: an unknown metric; ``average_channels`` with the cosine; a scale that is not positive and finite.
     """
 
     def __init__(
@@ -63,10 +66,10 @@ class PrototypicalHead(EpisodeHead):
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """``|a_i - b_j|^2``: ``[E, M, C]`` and ``[E, W, C]`` to ``[E, M, W]``.
+    """Squared distances ``|a_i - b_j|^2``: ``[E, M, C]`` and ``[E, W, C]`` to ``[E, M, W]``.
 
-    Centred on the mean of ``b`` before the product: distances do not change, and their precision no longer
-    suffers from a common offset.
+    Both are centred on the mean of ``b`` first. This leaves the distances unchanged, and a common offset no longer
+    costs precision.
     """
     centre = b.mean(dim=1, keepdim=True)
     a, b = a - centre, b - centre

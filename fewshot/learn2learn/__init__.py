@@ -1,6 +1,6 @@
-"""learn2learn's data sets and tasks for our methods, and our episodes for its algorithms.
+"""Use learn2learn's data sets and tasks with our methods, and our episodes with its algorithms.
 
-learn2learn (Arnold et al., 2020) is asked for where it is used, so that everything else works without it.
+learn2learn (Arnold et al., 2020) is imported only where it is used. Everything else works without it.
 """
 
 from fewshot.learn2learn.datamodule import Learn2LearnDataModule

@@ -18,41 +18,43 @@ _NEEDED = {"fit": ("train",), "validate": ("val",), "test": ("test",)}
 
 
 class Learn2LearnDataModule(ImageDataModule):
-    """Episodes out of learn2learn's data sets and tasks, for the methods of this package.
+    """Episodes from learn2learn's data sets and tasks, for the methods of this package.
 
-    A data set (learn2learn's, torchvision's or one's own, of ``(image, label)``; wrapped in a ``MetaDataset`` or not)
-    becomes tasks by the transforms ``NWays``, ``KShots``, ``LoadData``, ``RemapLabels`` and ``ConsecutiveLabels``. A
-    ``Taskset`` is used as it is: each of its tasks must hold ``ways`` classes of ``shots + queries`` images. In each
-    class the first ``shots`` images of a task are support and the others queries, as in learn2learn's
-    ``partition_task``. Augmentation is the data set's own; its random numbers are the episode's.
+    A data set of ``(image, label)`` (from learn2learn, torchvision or your own code, with or without ``MetaDataset``)
+    is turned into tasks by the transforms ``NWays``, ``KShots``, ``LoadData``, ``RemapLabels`` and
+    ``ConsecutiveLabels``. A ``Taskset`` is used as it is: each of its tasks must hold ``ways`` classes of
+    ``shots + queries`` images.
 
-    Validation and test embed and score task after task, as learn2learn hands them out, and not each image once as
-    :class:`~fewshot.EpisodicDataModule` does: the same figures, for more work.
+    In each class of a task, the first ``shots`` images are support and the others queries, as in learn2learn's
+    ``partition_task``. Augmentation is left to the data set, with random numbers seeded per episode.
 
-    **Random streams.** learn2learn draws from Python's global generator, which would give every process and every
-    worker the same tasks. Here task i is drawn with all generators seeded by (seed, epoch, i), and they are put back.
-    Validation and test tasks are fixed by ``eval_seed``. A Taskset with a ``num_tasks`` keeps its tasks, and training
-    goes round them.
+    Validation and test embed and score one task after another. This takes more work than
+    :class:`~fewshot.EpisodicDataModule`, which embeds each image only once; the figures are the same.
+
+    **Random streams.** learn2learn draws from Python's global generator, which would give every process and worker the
+    same tasks. Here, the generators of Python, NumPy and torch are seeded by (seed, epoch, i) to draw task i, and
+    restored afterwards. Validation and test tasks are fixed by ``eval_seed``. A ``Taskset`` with a ``num_tasks`` keeps
+    its tasks, and training cycles through them.
 
     Args:
-        train: data set or ``Taskset``. In a configuration file a data set by ``class_path`` and ``init_args``.
-        val: the same; None for no validation.
-        test: the same.
-        train_episodes: what a training task holds, and how many are an epoch.
-        val_episodes: likewise; fixed, at least 600.
-        test_episodes: likewise; fixed.
-        episodes_per_step: training episodes in one optimiser step, each process.
+        train: data set or ``Taskset``. In a configuration file, a data set given by ``class_path`` and ``init_args``.
+        val: as ``train``; None for no validation.
+        test: as ``train``.
+        train_episodes: shape of a training task, and tasks per epoch.
+        val_episodes: the same for validation; fixed tasks, use at least 600.
+        test_episodes: the same for the test; fixed tasks.
+        episodes_per_step: training episodes per optimiser step, in each process.
         eval_episodes_per_step: evaluation episodes embedded at once.
-        mean: per channel, subtracted from the images; None for images that are normalised already. In the images'
-            unit; of uint8 images, PIL's and arrays', which are divided by 255 first, in that of [0, 1].
-        std: the same, divided by.
-        seed: of the training tasks; None for Lightning's global seed (``seed_everything``), or 0.
-        eval_seed: of validation and test tasks.
+        mean: per-channel mean to subtract; None if the images are already normalised. Use the unit of float images; for
+            uint8 images, PIL images and arrays, which are divided by 255 first, use values in [0, 1].
+        std: per-channel deviation to divide by, in the same unit.
+        seed: seed of the training tasks; None for Lightning's global seed (``seed_everything``), or 0 if there is none.
+        eval_seed: seed of validation and test tasks.
         num_workers: worker processes that draw tasks and load their images.
 
     Raises:
-        InputError: learn2learn is not installed; a number below 1; ``mean`` without ``std``; in :meth:`setup`, a split
-            that is needed and not given, a source or tasks that do not fit.
+        InputError: learn2learn is not installed; a number out of range; ``mean`` without ``std`` or the reverse; in
+            :meth:`setup`, a split that is needed but not given, or a source or tasks that do not fit.
     """
 
     def __init__(
@@ -97,16 +99,16 @@ class Learn2LearnDataModule(ImageDataModule):
 
     @property
     def image_size(self) -> int:  # type: ignore[override]
-        """Side of the images in pixels, as the tasks have them."""
+        """Side of the images in pixels, measured on a task."""
         return self._image_shape[1]
 
     @property
     def num_training_classes(self) -> int:
-        """Classes of the training data set."""
+        """Number of classes in the training data set."""
         return len(self.task_split("train").class_numbers)
 
     def task_split(self, name: str) -> TaskSplit:
-        """A split's tasks, made at first use."""
+        """Tasks of a split, created at first use."""
         if name not in self._splits:
             if self._sources[name] is None:
                 raise InputError(f"Learn2LearnDataModule was given no {name} data.")
@@ -114,7 +116,7 @@ class Learn2LearnDataModule(ImageDataModule):
         return self._splits[name]
 
     def setup(self, stage: str) -> None:
-        """Make the splits that ``stage`` needs, and draw a task of each."""
+        """Create the splits that ``stage`` needs, and draw one task from each."""
         if stage == "predict":
             raise InputError("predict names images by a support folder: use EpisodicDataModule with support and query.")
         names = [*_NEEDED[stage], *(["val"] if stage == "fit" and self.has_validation else [])]
@@ -143,14 +145,17 @@ class Learn2LearnDataModule(ImageDataModule):
         return self._normalized(batch) if isinstance(batch, EpisodeBatch) else batch
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Images as the network takes them: uint8 divided by 255; less ``mean``, divided by ``std``."""
+        """Normalise images for the network: divide uint8 by 255, subtract ``mean``, divide by ``std``."""
         if not images.is_floating_point():
             return super().normalize(images)
         mean, std = self._statistics(images)
         return (images - mean).div_(std)
 
     def sample_images(self, count: int, split: str = "val", seed: int = 0) -> Tensor:
-        """Images of the split's first tasks, normalised: float ``[count, C, H, W]``; of ``train`` without ``val``."""
+        """Sample normalised images of the first tasks of a split: float ``[count, C, H, W]``.
+
+        Uses ``train`` if the split was not given.
+        """
         tasks = self.task_split(split if self._sources[split] is not None else "train")
         images: list[Tensor] = []
         while sum(map(len, images)) < count and len(images) != tasks.num_tasks:

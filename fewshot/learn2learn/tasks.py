@@ -1,4 +1,4 @@
-"""Tasks of learn2learn by number, whatever was drawn before and in whichever process."""
+"""Tasks of learn2learn by number, independent of earlier draws and of the process."""
 
 import random
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class TaskBatch(NamedTuple):
 
 
 class TaskSplit:
-    """One split's tasks of ``settings`` by number, whatever was drawn before and in whichever process.
+    """Tasks of one split by number, independent of earlier draws and of the process.
 
     The source is a learn2learn ``Taskset``, used as it is, or a data set of ``(image, label)``.
     """
@@ -47,17 +47,17 @@ class TaskSplit:
 
     @property
     def num_tasks(self) -> int | None:
-        """Of a Taskset that keeps its tasks; None for one that draws a new one each time."""
+        """Number of tasks of a Taskset that keeps them; None for one that draws a new task each time."""
         return None if self.taskset.num_tasks == -1 else self.taskset.num_tasks
 
     def draw(self, number: int, seed: int, epoch: int = 0) -> tuple[Tensor, Tensor]:
-        """Images ``[W, K+Q, C, H, W]`` and class numbers ``[W]`` of one task.
+        """Draw one task: images ``[W, K+Q, C, H, W]`` and class numbers ``[W]``.
 
-        The classes stand in the order of the labels that the task gives them (with ``RemapLabels`` a random one), the
-        images of a class in the order in which they were drawn.
+        Classes are in the order of the labels that the task gives them (random with ``RemapLabels``). The images of a
+        class are in the order in which they were drawn.
 
         Raises:
-            InputError: a task that cannot be drawn, or that is none of ``settings``.
+            InputError: a task that cannot be drawn, or does not fit ``settings``.
         """
         try:
             description, task = self._describe_and_load(number, seed, epoch)
@@ -115,7 +115,7 @@ class TaskSplit:
 
 
 class TaskEpisodes(EpochDataset[Any]):
-    """A split's tasks as episodes: in each class the first K images are support, the other Q queries."""
+    """Tasks of a split as episodes: in each class, the first K images are support and the other Q are queries."""
 
     def __init__(self, split: TaskSplit, seed: int, numbered: bool) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class TaskEpisodes(EpochDataset[Any]):
 
 
 class TensorImages:
-    """A task transform after ``LoadData``: PIL images and arrays as uint8 tensors; tensors as they are."""
+    """Task transform after ``LoadData``: turns PIL images and arrays into uint8 tensors; keeps tensors unchanged."""
 
     def __call__(self, description: Any) -> Any:
         for place in description:
@@ -167,7 +167,7 @@ def _make_taskset(source: Dataset[Any], settings: EpisodeSettings) -> Any:
 
 @contextmanager
 def _random_streams(*numbers: int) -> Iterator[None]:
-    """Python's, NumPy's and torch's generators at the start of a stream of their own; afterwards as they were."""
+    """Seed the generators of Python, NumPy and torch (CPU) from ``numbers``; restore their states afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     seed = stream_seed(*numbers)
     random.seed(seed)

@@ -15,17 +15,22 @@ SPLITS = ("train", "val", "test")
 
 
 class EpisodeTaskset(Sequence[tuple[Tensor, Tensor]]):
-    """Our episodes as learn2learn's algorithms take tasks: what its ``Taskset`` is, without learn2learn.
+    """Episodes of this package as tasks for learn2learn's algorithms.
+
+    It replaces learn2learn's ``Taskset`` and does not need learn2learn.
 
     ``taskset[i]`` is episode i of :class:`~fewshot.EpisodicDataModule`, normalised and, in training, augmented as
-    there: images ``[W*(K+Q), C, H, W]`` and labels ``[W*(K+Q)]`` from 0 to W-1, class after class, in each class K
-    support images, then Q queries (what learn2learn's ``partition_task`` takes apart, with ``shots=K``).
-    :meth:`sample` gives one at random, from Python's generator as learn2learn's does.
+    there. It holds images ``[W*(K+Q), C, H, W]`` and labels ``[W*(K+Q)]`` from 0 to W-1, class after class. Each class
+    has K support images first, then Q queries; learn2learn's ``partition_task`` with ``shots=K`` separates them.
+    :meth:`sample` returns a random episode, drawn from Python's generator as in learn2learn.
 
     Args:
-        data: where images, settings and seeds come from.
+        data: source of the images, settings and seeds.
         split: ``"train"``, ``"val"`` or ``"test"``.
-        epoch: training episodes are others in every epoch; see :meth:`set_epoch`.
+        epoch: number that selects the training episodes of an epoch; see :meth:`set_epoch`.
+
+    Raises:
+        InputError: an unknown split.
     """
 
     def __init__(self, data: EpisodicDataModule, split: str = "train", epoch: int = 0) -> None:
@@ -38,7 +43,7 @@ class EpisodeTaskset(Sequence[tuple[Tensor, Tensor]]):
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Other episodes from now on; those of validation and test stay."""
+        """Switch to the training episodes of another epoch; validation and test episodes do not change."""
         self._episodes.set_epoch(epoch if self._training else 0)
 
     def __len__(self) -> int:
@@ -57,5 +62,5 @@ class EpisodeTaskset(Sequence[tuple[Tensor, Tensor]]):
         return images.flatten(0, 1), torch.arange(ways).repeat_interleave(images.shape[1])
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """A random one."""
+        """Return a random episode."""
         return self[random.randrange(len(self))]

@@ -1,1 +1,1 @@
-"""Episodic LightningModules, one a method."""
+"""Episodic LightningModules, one per method."""

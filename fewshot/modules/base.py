@@ -1,4 +1,4 @@
-"""Few-shot training and evaluation, whatever the method: the LightningModule's half that methods share."""
+"""The part of few-shot training and evaluation that all methods share."""
 
 from typing import Any
 
@@ -21,20 +21,22 @@ _PROBE_EPISODES = 20
 
 
 class EpisodicModule(TrainingModule):
-    """Trains a backbone and a head on episodes; evaluates on episodes over cached features.
+    """Train a backbone and a head on episodes, and evaluate them on episodes over cached features.
 
-    (Over :class:`~fewshot.Learn2LearnDataModule` episode by episode, as it hands them out.)
+    Data from :class:`~fewshot.Learn2LearnDataModule` are evaluated episode by episode instead.
 
-    A method is its head: a subclass sets ``self.head`` (:class:`~fewshot.heads.EpisodeHead`), from support
+    A method is a subclass that sets ``self.head`` (:class:`~fewshot.heads.EpisodeHead`), which maps support
     ``[E, W, K, C]`` and query ``[E, W*Q, C]`` to logits ``[E, W*Q, W]``. Training minimises the cross-entropy of the
-    queries; a method with another loss overrides :meth:`episode_loss`.
+    queries. For another loss, override :meth:`episode_loss`.
 
-    Validation and test use evaluation statistics always; with norms that keep none they go episode by episode, each
-    normalised by its own images, and the table says so. They log ``<split>/accuracy`` and, of two episodes or more,
-    ``<split>/accuracy_ci95`` (fractions; half-width of the 95% interval over episodes), and ``<split>/loss``.
+    Validation and test always use evaluation statistics. Norms that keep no statistics are evaluated episode by
+    episode: each episode is normalised by its own images, and the results table says so.
+
+    Each evaluation logs ``<split>/accuracy`` and ``<split>/loss`` and, for two or more episodes,
+    ``<split>/accuracy_ci95`` (half-width of the 95% interval over episodes). Accuracies are fractions.
 
     Args:
-        kwargs: as :class:`~swbn_lightning.training.module.TrainingModule`.
+        kwargs: arguments of :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -57,7 +59,7 @@ class EpisodicModule(TrainingModule):
         return data
 
     def class_names(self, split: str) -> tuple[str, ...]:
-        """The names of a split's classes, by their numbers."""
+        """Class names of a split, ordered by class number."""
         data = self.episodic_data()
         if isinstance(data, Learn2LearnDataModule):
             return tuple(str(label) for label in data.task_split(split).class_numbers)
@@ -75,12 +77,12 @@ class EpisodicModule(TrainingModule):
             )
 
     def episode_loss(self, support: Tensor, query: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss to minimise and the accuracy (fraction) of training episodes.
+        """Compute the loss to minimise and the accuracy (a fraction) of training episodes.
 
         Args:
             support: features ``[E, W, K, ...]``.
             query: features ``[E, W*Q, ...]``, class after class.
-            classes: ``[E, W]``, the classes' numbers in the training split.
+            classes: ``[E, W]``, class numbers in the training split.
         """
         logits = self.head(support, query)
         target = query_targets(support, query)
@@ -183,7 +185,7 @@ class EpisodicModule(TrainingModule):
     def _result_over_features(
         self, data: EpisodicDataModule, split: str
     ) -> tuple[EpisodeResult, dict[str, Any]] | None:
-        """Episodes over the features that were kept, and what they are of; None where a probe holds no episode."""
+        """Result over the stored features, with facts about the data; None if a probe holds no episode."""
         index, features = self._gather_embedded()
         image_set, s, names = data.image_set(split), data.settings[split], self.class_names(split)
         labels = image_set.labels[index.cpu()]
@@ -213,7 +215,7 @@ class EpisodicModule(TrainingModule):
         return result, facts
 
     def _result_of_tasks(self, data: Learn2LearnDataModule, split: str) -> tuple[EpisodeResult, dict[str, Any]]:
-        """The tasks that all processes scored, each once and in the order of their numbers; and what they are of."""
+        """Result of all processes' tasks, each once and ordered by number, with facts about the data."""
         parts = [torch.cat(part) for part in zip(*self._scored, strict=True)]
         self._scored.clear()
         if self.trainer.world_size > 1:
@@ -241,7 +243,10 @@ class EpisodicModule(TrainingModule):
         return self.embed(self.episodic_data().normalize(images.to(self.device)))
 
     def _may_go_on(self, split: str, labels: Tensor, images: int, ways: int) -> bool:
-        """Whether an evaluation of a part of the split can be made; says so where that was not to be expected."""
+        """Whether a part of the split can be evaluated.
+
+        Outside a probe, warns that it is only a part, or raises if it holds too few classes.
+        """
         available = len(labels.unique())
         if self._is_probe():
             return available >= ways  # a batch or two may hold no episode; nothing is wrong with that here
@@ -271,7 +276,7 @@ class EpisodicModule(TrainingModule):
 
 
 def _each_once(numbers: Tensor) -> Tensor:
-    """Places at which the distinct ones of ``numbers [n]`` stand first, in rising order of the numbers."""
+    """Position of the first occurrence of each distinct value in ``numbers [n]``, in rising order of the values."""
     order = torch.argsort(numbers, stable=True)
     ordered = numbers[order]
     first = torch.ones_like(ordered, dtype=torch.bool)

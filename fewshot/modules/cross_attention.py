@@ -20,28 +20,29 @@ _EPISODIC_WEIGHT = 0.5
 
 
 class CrossAttentionNetwork(EpisodicModule):
-    """A backbone whose maps are compared by cross attention (Hou et al., NeurIPS 2019).
+    """Classify by cross attention between feature maps of a backbone (Hou et al., NeurIPS 2019).
 
-    The loss is ``global + 0.5 * episodic``, both cross-entropies averaged over queries and positions: a linear
-    classifier of all training classes on the query map that its true class attended (section 5 of the paper), and the
-    cosine of every query position with the pooled class vectors. Evaluation needs only the head.
+    The loss is ``global + 0.5 * episodic``, two cross-entropies averaged over queries and positions (section 5 of the
+    paper). The global part comes from a linear classifier of all training classes, applied to the query map that its
+    true class attended. The episodic part comes from the cosine of every query position with the pooled class vectors.
+    Evaluation needs only the head.
 
-    Head and classifier depend on the size of the maps and on the number of training classes. Both are taken from the
+    The head depends on the size of the maps, the classifier on the number of training classes. Both are taken from the
     data when training starts, and from the weights when a checkpoint is loaded.
 
     Args:
-        temperature: of the attention (:class:`~fewshot.heads.CrossAttentionHead`).
+        temperature: temperature of the attention (:class:`~fewshot.heads.CrossAttentionHead`).
         scale: factor of the cosines.
-        reduction: of the meta-fusion, ``m -> m // reduction -> m``.
-        fusion_norm: the fusion's norm, a name from :meth:`~swbn_lightning.NormFactory.names`; the backbone's own is
-            ``norm``.
-        fusion_norm_args: options of that norm. ``step_size: auto`` is resolved as that of ``norm_args``; a training
-            step runs the fusion twice, once in each direction.
-        transductive: classify the queries of an evaluation episode together. It is no part of a checkpoint: the same
-            one is tested either way.
-        image_size: side of the images in pixels, to make the head without the data.
-        num_classes: training classes, to make the classifier without the data.
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
+        reduction: reduction of the meta-fusion, ``m -> m // reduction -> m``.
+        fusion_norm: norm of the fusion, a name from :meth:`~swbn_lightning.NormFactory.names`. ``norm`` sets the
+            backbone's norm.
+        fusion_norm_args: options of that norm. ``step_size: auto`` is resolved as in ``norm_args``; a training step
+            runs the fusion twice, once in each direction.
+        transductive: classify the queries of an evaluation episode together. Checkpoints do not store it, so the same
+            checkpoint can be tested either way.
+        image_size: side of the images in pixels; creates the head without data.
+        num_classes: number of training classes; creates the classifier without data.
+        kwargs: backbone, norm, optimiser and schedule, as in :class:`~swbn_lightning.training.module.TrainingModule`.
 
     Raises:
         InputError: as the head; data or a checkpoint with maps of another size or another number of training classes.
@@ -84,7 +85,7 @@ class CrossAttentionNetwork(EpisodicModule):
             self._make_classifier(num_classes, f"num_classes={num_classes}")
 
     def configure_model(self) -> None:
-        """Make what depends on the data; Lightning calls this before it makes the optimiser."""
+        """Create what depends on the data; Lightning calls this before it creates the optimiser."""
         if self.trainer_or_none is None:  # loaded from a checkpoint, whose weights tell the sizes
             return
         data = self.episodic_data()
@@ -137,7 +138,7 @@ class CrossAttentionNetwork(EpisodicModule):
 
 
 def map_positions(backbone: Backbone, image_size: int) -> int:
-    """``m = h * w`` of the backbone's maps for square images: of one that it is given."""
+    """Number of positions ``m = h * w`` of the backbone's maps for square images, measured on one image."""
     require_positive("images", image_size=image_size)
     like = next(backbone.parameters())
     image = torch.zeros(1, backbone.in_channels, image_size, image_size, device=like.device, dtype=like.dtype)

@@ -7,15 +7,15 @@ from fewshot.modules.base import EpisodicModule
 
 
 class MatchingNetwork(EpisodicModule):
-    """A backbone whose features are classified by attention over the support set (Vinyals et al., NeurIPS 2016).
+    """Classify features of a backbone by attention over the support set (Vinyals et al., NeurIPS 2016).
 
     Args:
-        temperature: factor of the cosine at the start (:class:`~fewshot.heads.MatchingHead`).
+        temperature: initial factor of the cosine (:class:`~fewshot.heads.MatchingHead`).
         learn_temperature: learn the factor.
-        full_context: embed each image in the light of the whole support set
+        full_context: use full context embeddings, in which the embedding of an image depends on the whole support set
             (:class:`~fewshot.heads.matching.FullContext`).
         context_steps: reading steps of full context embeddings.
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
+        kwargs: backbone, norm, optimiser and schedule, as in :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
     def __init__(

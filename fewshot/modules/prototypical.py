@@ -7,13 +7,13 @@ from fewshot.modules.base import EpisodicModule
 
 
 class PrototypicalNetwork(EpisodicModule):
-    """A backbone whose features are classified by the nearest class mean (Snell et al., NeurIPS 2017).
+    """Classify features of a backbone by the nearest class mean (Snell et al., NeurIPS 2017).
 
     Args:
         metric: ``"euclidean"`` (squared distance, the paper's) or ``"cosine"``.
-        scale: factor of the logits; None for the metric's usual one (:class:`~fewshot.heads.PrototypicalHead`).
+        scale: factor of the logits; None for the metric's default (:class:`~fewshot.heads.PrototypicalHead`).
         average_channels: divide the squared distance by the number of channels.
-        kwargs: backbone, norm, optimiser and schedule, as :class:`~swbn_lightning.training.module.TrainingModule`.
+        kwargs: backbone, norm, optimiser and schedule, as in :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Images in memory: what both trainings share."""
+"""Images in memory, shared by both trainings."""
 
 from swbn_lightning.data.images import ImageSet
 

@@ -1,4 +1,4 @@
-"""Images on their way to the device: what the data modules of both trainings share."""
+"""Images on their way to the device: the part that the data modules of both trainings share."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class ImageBatch(NamedTuple):
 
 
 class ImageDataset(torch.utils.data.Dataset[ImageBatch]):
-    """A split's images in a given order; a whole batch is one gather."""
+    """A split's images in a given order; a whole batch is gathered at once."""
 
     def __init__(self, images: Tensor, order: Tensor) -> None:
         self.images, self.order = images, order
@@ -38,15 +38,14 @@ class ImageDataset(torch.utils.data.Dataset[ImageBatch]):
 
 
 def as_is(batch: Any) -> Any:
-    """Collate function for data sets that hand out whole batches."""
+    """Collate function for data sets that return whole batches."""
     return batch
 
 
 class ImageDataModule(pl.LightningDataModule):
-    """Splits in memory as uint8, made float, augmented and normalised on the device that trains.
+    """Base of the data modules: splits in memory as uint8; the device converts, augments and normalises batches.
 
-    A subclass gives :meth:`load` and the loaders, and says in :meth:`on_after_batch_transfer` what becomes of
-    its batches.
+    A subclass defines :meth:`load` and the loaders, and processes its batches in :meth:`on_after_batch_transfer`.
     """
 
     #: Side of the (square) images in pixels; a subclass that sets it has too small ones refused before training.
@@ -65,12 +64,12 @@ class ImageDataModule(pl.LightningDataModule):
 
     @property
     def channels(self) -> int:
-        """Channels of the images."""
+        """Number of channels of the images."""
         return len(self._mean)
 
     @property
     def has_validation(self) -> bool:
-        """Whether there are images to validate on, and so to choose a checkpoint by."""
+        """Whether there are validation images, which can select a checkpoint."""
         return True
 
     def load(self, split: str) -> ImageSet:
@@ -78,19 +77,20 @@ class ImageDataModule(pl.LightningDataModule):
         raise InputError(f"{type(self).__name__} reads images one by one; the {split} split is in memory nowhere.")
 
     def image_set(self, split: str) -> ImageSet:
-        """A split, read at first use."""
+        """Return a split, read at first use."""
         if split not in self._sets:
             self._sets[split] = self.load(split)
         return self._sets[split]
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 ``[..., C, H, W]`` to float: ``(x / 255 - mean) / std`` per channel, in the same layout."""
+        """Convert uint8 ``[..., C, H, W]`` to float: ``(x / 255 - mean) / std`` per channel, in the same layout."""
         mean, std = self._statistics(images)
         return (images / 255).sub_(mean).div_(std)
 
     def _statistics(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation at every pixel ``[C, H, W]``, on the images' device and in their layout: one run through
-        memory a batch; kept, because a copy to a GPU waits for it.
+        """Mean and deviation at every pixel, ``[C, H, W]``, on the device and in the layout of the images.
+
+        With these, normalisation reads memory once per batch. They are kept, because a copy to a GPU waits for it.
         """
         shape, channels_last = images.shape[-3:], images.stride(-3) == 1
         key = (images.device, shape, channels_last)
@@ -102,23 +102,23 @@ class ImageDataModule(pl.LightningDataModule):
         return self._per_pixel[key]
 
     def prepare(self, images: Tensor, crops: Tensor | None = None, erased: Tensor | None = None) -> Tensor:
-        """A training batch's uint8 images ``[N, C, H, W]`` on their device: cropped and flipped, normalised, erased in.
+        """Crop, flip, normalise and erase a training batch of uint8 images ``[N, C, H, W]`` on their device.
 
-        In this order, so that erased rectangles get the mean colour, which is 0 then. ``crops`` and ``erased`` are what
-        ``augment.draw`` and ``erasing.draw`` gave, or None for nothing to do.
+        Erasing comes last, so that rectangles get the mean colour, which is 0 after normalisation. ``crops`` and
+        ``erased`` are the results of ``augment.draw`` and ``erasing.draw``, or None to skip the step.
         """
         images = self.normalize(images if crops is None else self.augment.apply(images, crops))
         return images if erased is None else self.erasing.apply(images, erased)
 
     @property
     def processes(self) -> tuple[int, int]:
-        """How many processes train, and which one this is."""
+        """Number of training processes, and the rank of this one."""
         return (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
 
     def loader(
         self, dataset: Dataset[Any], batch_size: int, kind: type[StayingLoader] = StayingLoader, **options: Any
     ) -> DataLoader[Any]:
-        """A loader of a data set that hands out whole batches by ``__getitems__``; ``options`` as ``DataLoader``."""
+        """Create a loader for a data set that returns whole batches; ``options`` as for ``DataLoader``."""
         return kind(
             dataset,
             batch_size=batch_size,
@@ -131,7 +131,7 @@ class ImageDataModule(pl.LightningDataModule):
         )
 
     def sample_images(self, count: int, split: str = "val", seed: int = 0) -> Tensor:
-        """A fixed random sample of a split, normalised: float ``[min(count, N), C, H, W]`` on the CPU."""
+        """Return a fixed random sample of a split, normalised: float ``[min(count, N), C, H, W]`` on the CPU."""
         images = self.image_set(split).images
         generator = torch.Generator().manual_seed(seed)
         return self.normalize(images[torch.randperm(len(images), generator=generator)[:count]])

@@ -1,4 +1,4 @@
-"""A labelled set of small images that lies in memory."""
+"""A labelled set of small images in memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with their labels, all in memory.
+    """Labelled images, all in memory.
 
     Args:
         images: uint8 ``[N, C, H, W]``, values 0 to 255.
         labels: int64 ``[N]``, each from 0 to ``num_classes - 1``.
-        class_names: one name a class; label ``k`` means ``class_names[k]``.
-        name: which data these are, for messages and reports, e.g. ``"glyphs/train"``.
-        source: where they come from, in words for the user: files and, where a split is made here, how.
+        class_names: one name per class; label ``k`` means ``class_names[k]``.
+        name: name of the data for messages and reports, e.g. ``"glyphs/train"``.
+        source: description for the user of where the images come from: the files and, for a split made by this package,
+            how it was made.
 
     Raises:
-        ValueError: if a shape or dtype is another one, or a label names no class.
+        ValueError: a wrong shape or dtype, different numbers of images and labels, or a label without a class name.
     """
 
     images: Tensor
@@ -51,20 +52,20 @@ class ImageSet:
         return len(self.images)
 
     def subset(self, numbers: Tensor, name: str) -> ImageSet:
-        """The images with these ``numbers`` (int64 ``[n]``), in that order, under the same class names."""
+        """Select images by ``numbers`` (int64 ``[n]``), in that order, with the same class names."""
         return ImageSet(take(self.images, numbers), self.labels[numbers], self.class_names, name, self.source)
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, also those of which no image is in the set."""
+        """Number of classes, including those without images in the set."""
         return len(self.class_names)
 
 
 def take(images: Tensor, numbers: Tensor) -> Tensor:
-    """``images[numbers]`` of ``[N, C, H, W]`` with ``numbers [n]``, in the layout that ``images`` have.
+    """``images[numbers]`` for ``[N, C, H, W]`` and ``numbers [n]``, in the memory layout of ``images``.
 
-    Images are copied whole, or row by row where they are windows of larger ones; an index that stands in brackets is
-    followed pixel by pixel, which takes fifteen times as long.
+    Copies whole images, or whole rows where images are windows of larger ones. Plain indexing copies pixel by pixel,
+    which takes fifteen times as long.
     """
     if images.stride(1) == 1 and images.shape[1] > 1:  # channels_last
         return images.movedim(1, -1).index_select(0, numbers).movedim(-1, 1)
@@ -74,8 +75,8 @@ def take(images: Tensor, numbers: Tensor) -> Tensor:
 def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Numbers of the images to keep and of those to hold out, int64, each in rising order.
 
-    Of each class of ``labels [N]`` the ``share``, in [0, 1), of its images, rounded, is held out, drawn by the seed:
-    the parts have the same mixture of classes. A class never loses all its images.
+    The seed draws ``share`` (in [0, 1)) of the images of each class in ``labels [N]``, rounded. Both parts therefore
+    have the same mixture of classes. A class never loses all its images.
     """
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
