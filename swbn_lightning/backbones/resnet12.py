@@ -16,7 +16,7 @@ parameters      8.0 M                          12.4 M
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import DropBlock2d
+from torchvision.ops import DropBlock2d, drop_block2d
 
 from swbn_lightning.backbones.base import Backbone, conv, initialize_he
 from swbn_lightning.errors import InputError, require_positive, unknown_name
@@ -34,7 +34,8 @@ class ResNet12(Backbone):
         form: ``"can"`` or ``"metaoptnet"``.
         drop_rate: rate of dropout and DropBlock, only for MetaOptNet's form; 0 (the default) for none. Its public code
             uses 0.1 for mini-ImageNet, and raises DropBlock's rate over 20 epochs; here the rate is constant.
-        drop_block_size: side of the square that DropBlock removes; 5 as in the public code.
+        drop_block_size: side of the square that DropBlock removes, an odd number; 5 as in the public code. On a smaller
+            map, the largest odd side that fits.
     """
 
     min_image_size = 16
@@ -53,6 +54,8 @@ class ResNet12(Backbone):
         if drop_rate and form == "can":
             raise InputError("resnet12: drop_rate belongs to form 'metaoptnet'; form 'can' has no dropout.")
         require_positive("resnet12", drop_block_size=drop_block_size)
+        if drop_block_size % 2 == 0:
+            raise InputError(f"resnet12: drop_block_size must be odd, got {drop_block_size}.")
         if not 0 <= drop_rate < 1:
             raise InputError(f"resnet12: drop_rate must be in [0, 1), got {drop_rate}.")
         self.in_channels = in_channels
@@ -71,7 +74,7 @@ class ResNet12(Backbone):
             else:
                 blocks.append(_Block(norm, previous, width, slope=0.1, pool=True))
                 if drop_rate:
-                    blocks.append(DropBlock2d(drop_rate, drop_block_size) if index >= 2 else nn.Dropout(drop_rate))
+                    blocks.append(_DropBlock(drop_rate, drop_block_size) if index >= 2 else nn.Dropout(drop_rate))
             previous = width
         self.blocks = nn.Sequential(*blocks)
         self.num_features = widths[-1]
@@ -80,6 +83,14 @@ class ResNet12(Backbone):
     def forward_features(self, x: Tensor) -> Tensor:
         self.require_size(x)
         return self.blocks(self.stem(x))
+
+
+class _DropBlock(DropBlock2d):
+    """torchvision's, which fails on maps of an even size below the block's, as 32x32 images have here."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        side = min(self.block_size, *input.shape[2:])
+        return drop_block2d(input, self.p, side - (side % 2 == 0), self.inplace, training=self.training)
 
 
 class _Block(nn.Module):

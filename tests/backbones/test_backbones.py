@@ -73,6 +73,17 @@ def test_the_same_seed_gives_the_same_convolutions_whatever_the_norm(name, optio
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("size", [16, 32, 84])  # the last maps: 1x1, 2x2 and 5x5
+def test_resnet12_drops_blocks_that_fit_its_maps_in_training_only(size):
+    torch.manual_seed(0)
+    backbone, images = build_backbone("resnet12", form="metaoptnet", drop_rate=0.5), torch.randn(4, 3, size, size)
+    assert not torch.equal(backbone(images), backbone(images))
+    dropped = backbone.forward_features(images) == 0
+    assert 0.2 < dropped.float().mean() < 0.8
+    backbone.eval()
+    assert torch.equal(backbone(images), backbone(images))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -86,6 +97,7 @@ def test_the_same_seed_gives_the_same_convolutions_whatever_the_norm(name, optio
         ("resnet12", {"form": "cam"}, "'cam'; did you mean 'can'"),
         ("resnet12", {"drop_rate": 0.1}, "belongs to form 'metaoptnet'"),
         ("resnet12", {"form": "metaoptnet", "drop_rate": 1.0}, r"in \[0, 1\), got 1.0"),
+        ("resnet12", {"form": "metaoptnet", "drop_rate": 0.1, "drop_block_size": 4}, "must be odd, got 4"),
     ],
 )
 def test_errors(name, options, words):
