@@ -203,3 +203,29 @@ def test_a_later_file_that_names_another_norm_does_not_take_over_options(fit, tm
     model = yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]
     assert code == 0 and (model["norm"], model["norm_args"]) == ("swbn-kl", None)
     assert "norm=swbn-kl does not take over swbn-fro's norm_args" in said
+
+
+OWN_NORM = """
+from torch import nn
+from swbn_lightning import NormFactory
+NormFactory.register("mine", {1: nn.BatchNorm1d, 2: nn.BatchNorm2d})
+"""
+
+
+def test_a_norm_of_the_users_is_known_to_every_command(tmp_path, trained):
+    (tmp_path / "my_norms.py").write_text(OWN_NORM)
+
+    def swbn(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "swbn_lightning", *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)])},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+
+    swbn("fit", *trained[1], "--imports=my_norms", "--model.norm=mine", "--run.name=mine", "--run.root=runs")
+    saved = tmp_path / "runs" / "mine" / "version_0" / "config.yaml"
+    swbn("test", f"--config={saved}", "--ckpt_path=runs/mine")  # which needs no word of the module
+    assert yaml.safe_load(saved.read_text())["imports"] == "my_norms"

@@ -61,6 +61,12 @@ class SwbnCLI(LightningCLI):
             raise
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--imports",
+            type=list[str] | str,
+            default=[],
+            help="modules to import first, for the norms and data sets that they register, as my_norms",
+        )
         parser.add_argument("--run.root", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--run.name", type=str, default="default", help="runs go to ROOT/NAME/version_N")
         parser.add_argument("--run.report", type=bool, default=False, help="write report.html there at the end")
@@ -74,6 +80,7 @@ class SwbnCLI(LightningCLI):
         words = sys.argv[1:] if args is None else args
         self._command_line = shlex.join(["swbn", *words])
         own = self.config[command := self.config.subcommand]
+        settings.import_modules(own.imports)
         settings.settle(own, command, words)
         self._checkpoint = settings.checkpoint_to_load(own, command)
         own.ckpt_path = None  # else Lightning would now have jsonargparse import and call whatever a checkpoint names

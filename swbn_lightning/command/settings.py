@@ -1,5 +1,6 @@
 """What the command's settings mean where it is not what they say, one by one."""
 
+import importlib
 import inspect
 import pydoc
 import sys
@@ -30,6 +31,19 @@ def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
         print(printable_lines(f"swbn: {said}"), file=sys.stderr)
     if command == "fit":
         _settle_checkpoints(own.checkpoint, own.trainer)
+
+
+def import_modules(names: list[str] | str) -> None:
+    """Import the user's modules."""
+    for name in as_list(names):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # from within the module
+            raise InputError(
+                f"imports: there is no module {name!r} on the Python path; PYTHONPATH=FOLDER swbn … adds its folder."
+            ) from error
 
 
 def checkpoint_to_load(own: Namespace, command: str) -> str | None:
