@@ -1,6 +1,8 @@
 """Checkpoint files: which one a path means, the best of several, and what is taken out of one."""
 
 import math
+import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import read_json
+from swbn_lightning.files.reading import printable, read_json
 from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, run_versions
 
@@ -92,9 +94,16 @@ def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, An
                 raise OSError("its parts are compressed, which torch.save does not do")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a foreign file raises almost anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} is not a readable checkpoint ({reason}).") from error
+        raise InputError(f"{path} is not a readable checkpoint ({_reason(error)}).") from error
     return plain_content(content, str(path), forget_files)
+
+
+def _reason(error: Exception) -> str:
+    """One line. PyTorch's own of a pickle that it refuses advises to load it with all that it may run."""
+    if isinstance(error, pickle.UnpicklingError):
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        return f"it names code: {printable(named[1])}" if named else "it holds more than tensors and plain values"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def saved_score(path: Path) -> tuple[float, int]:
