@@ -17,6 +17,9 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"swbn_lightning {version}"
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+highlight_language = "text"  # of blocks that name no language
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # links to headings, by the names that code hosts give them
