@@ -30,6 +30,7 @@ CORE = (
     "tests/fewshot/test_cross_attention.py",
     "tests/fewshot/test_matching.py",
     "tests/test_command_line.py",
+    "tests/test_cli_mistakes.py",
 )
 
 nox.needs_version = ">=2024.4"
