@@ -1,6 +1,6 @@
-"""Checks on other versions and of the packages, each in an environment of its own: ``nox --list`` shows them.
+"""Checks on other versions, and of the sdist and wheel. ``nox --list`` shows them, ``nox -s tests-3.13`` runs one.
 
-``nox -s tests-3.13`` runs one. The environments hold torch and take several gigabytes each.
+Each has its own environment. Those with torch take several gigabytes.
 """
 
 import shutil
@@ -11,7 +11,7 @@ import nox
 from packaging.requirements import Requirement
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-#: What a new Python or torch could break, in a minute or two and on any system. Paths, or tests by name.
+#: The core tests: what a new Python or torch is likely to break. They take a few minutes and need nothing of Linux.
 CORE = (
     "tests/norms/test_contract.py",
     "tests/norms/test_factory.py",
@@ -40,14 +40,14 @@ nox.options.sessions = ["lint", "types", "tests", "lowest", "wheel"]
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def tests(session: nox.Session) -> None:
-    """The core tests with the newest dependencies. Further arguments go to pytest, in place of the selection."""
+    """The core tests with the newest dependencies. Arguments after ``--`` go to pytest instead of the selection."""
     session.install("-e", ".[test]")
     run_tests(session)
 
 
 @nox.session(python="3.11")
 def lowest(session: nox.Session) -> None:
-    """The core tests with the oldest versions that pyproject.toml allows."""
+    """The core tests with the lowest versions that pyproject.toml allows."""
     project, build = PYPROJECT["project"], PYPROJECT["build-system"]
     promised = [*build["requires"], *project["dependencies"], *project["optional-dependencies"]["test"]]
     constraints = Path(session.create_tmp()) / "constraints.txt"
@@ -67,14 +67,14 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def types(session: nox.Session) -> None:
-    """Types, as the oldest Python sees them."""
+    """Types, on the lowest Python."""
     session.install("-e", ".[test]")
     session.run("mypy")
 
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build sdist and wheel, check both, and use the installed wheel from another folder."""
+    """Build sdist and wheel, check both, and run the installed wheel from another folder."""
     session.install("build", "twine", "check-wheel-contents")
     folder = Path(session.create_tmp())
     built, environment = folder / "dist", folder / "environment"

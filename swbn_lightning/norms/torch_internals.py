@@ -23,7 +23,7 @@ is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def is_exporting() -> bool:
-    """As ``torch.compiler.is_exporting``, which in 2.10 is true in whatever is compiled."""
+    """``torch.compiler.is_exporting``, which in torch 2.10 is true in all compiled code."""
     return torch.compiler._is_exporting_flag
 
 

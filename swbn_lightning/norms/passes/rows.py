@@ -26,7 +26,7 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
 
     Nothing at all where it is off, so that an exported network holds plain operators.
     """
-    # The compiler of torch 2.10 does not take the first question; what it compiles for has autocast.
+    # torch 2.10's compiler cannot trace is_autocast_available. Every device that it compiles for has autocast.
     available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
     if available and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
