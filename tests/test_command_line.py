@@ -1,4 +1,4 @@
-"""How the command starts: what it answers at once, and what other modules of the same names do to it."""
+"""How the command starts: what it answers without Lightning, and whether other modules of the same names disturb it."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def test_a_foreign_module_in_place_of_a_package_is_named(name, how, foreign, tmp
     done = python(*how, "compare", "a", cwd=tmp_path)
     own = file.parent.name if file.name == "__init__.py" else file.stem
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"{file} was found as the module '{own}', which should be {REPOSITORY / own}" in done.stderr
+    assert f"`import {own}` finds {file}, but {REPOSITORY / own} is needed" in done.stderr
 
 
 def test_a_folder_of_images_called_as_a_package_is_no_matter(tmp_path):

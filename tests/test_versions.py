@@ -1,4 +1,4 @@
-"""What files say about versions agrees: of the project, of Python, and of what is run on which."""
+"""Files agree about versions: the project's, the Pythons, and what the workflow runs on each."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""``fewshot`` and ``classification`` are names that others use too: the command makes sure that it has its own."""
+"""``fewshot`` and ``classification`` are common names: the command checks that Python finds those of this project."""
 
 import sys
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ _OWN = ("classification", "fewshot")
 
 
 def check_own_packages() -> None:
-    """Exit with a message where a foreign module would be imported in place of a package of this project.
+    """Exit with a message if Python would import a foreign module instead of a package of this project.
 
     Raises:
         SystemExit: 2, after an error that names the foreign file.
@@ -20,11 +20,11 @@ def check_own_packages() -> None:
     for name in _OWN:
         found = _file(name)
         if found is None:
-            wrong = f"the package {name!r} was not found. Install swbn_lightning again."
+            wrong = f"`import {name}` finds nothing. Install swbn_lightning again."
         elif found.resolve().parent != home / name:
             wrong = (
-                f"{found} was found as the module {name!r}, which should be {home / name}. "
-                "Rename that file or folder, or remove it from the Python path (PYTHONPATH, the current folder)."
+                f"`import {name}` finds {found}, but {home / name} is needed. Rename that file or folder, or take "
+                "the folder that holds it off the Python path (PYTHONPATH, the current folder)."
             )
         else:
             continue
@@ -33,6 +33,6 @@ def check_own_packages() -> None:
 
 
 def _file(name: str) -> Path | None:
-    """What ``import name`` loads, or has loaded; a folder without ``__init__.py`` is a module too."""
+    """Return what ``import name`` loads or has loaded: a file, or a folder without ``__init__.py``."""
     spec = find_spec(name)
     return None if spec is None else Path(spec.origin or next(iter(spec.submodule_search_locations or ["?"])))

@@ -24,7 +24,7 @@ try:
 except ImportError:
     raise InputError("swbn study needs the file locks of Linux or macOS; `swbn fit` and `swbn test` do not.") from None
 
-# `swbn`, in a checkout and installed; like it, without the current folder among the places of modules.
+# `swbn`, whether installed or in a checkout. -P: like `swbn`, it does not import from the current folder.
 COMMAND = (sys.executable, "-P", "-m", "swbn_lightning")
 _HOME = str(Path(__file__).parents[3])  # of the packages
 OUTPUT_FILE = "output.txt"  # what the commands of a cell printed
