@@ -76,7 +76,7 @@ def types(session: nox.Session) -> None:
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel, check both, and run the installed wheel from another folder."""
     session.install("build", "twine", "check-wheel-contents")
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     built, environment = folder / "dist", folder / "environment"
     for old in (built, environment):
         shutil.rmtree(old, ignore_errors=True)
