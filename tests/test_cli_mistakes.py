@@ -17,6 +17,7 @@ BAD_INPUT = [
     (["--data.dataset=cifar_fs"], "unknown dataset 'cifar_fs'; did you mean 'cifar-fs'? Known: cifar-fs, cub, fc100"),
     (["--model.backbone=resnet21"], "unknown backbone 'resnet21'; did you mean 'resnet20'"),
     (["--model.norm=swbn-fr"], "unknown norm 'swbn-fr'; did you mean 'swbn-fro'"),
+    (["--imports=./my_norms.py"], "imports: './my_norms.py' is no module's name; give one as my_norms"),
     (["--imports=no_norms"], "imports: there is no module 'no_norms' on the Python path; PYTHONPATH=FOLDER"),
     (["--model.norm_args={stepsize: 1}"], "'stepsize'; did you mean 'step_size'"),
     (["--model.norm_args={step_size: -1}"], "step_size must be a positive and finite number, got -1"),

@@ -40,6 +40,8 @@ def test_files_that_are_named_exist():
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == swbn_lightning.__version__
+    start_page = (REPOSITORY / "docs" / "index.md").read_text(encoding="utf-8")
+    assert re.findall(r"version *= \{(.*?)\}", start_page) == [swbn_lightning.__version__]
     names = [author["family-names"] for author in citation["preferred-citation"]["authors"]]
     assert all(name in README for name in names) and len(names) == 6
 

@@ -36,6 +36,8 @@ def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
 def import_modules(names: list[str] | str) -> None:
     """Import the user's modules."""
     for name in as_list(names):
+        if not all(part.isidentifier() for part in name.split(".")):  # a path, or nothing
+            raise InputError(f"imports: {name!r} is no module's name; give one as my_norms or package.my_norms.")
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
