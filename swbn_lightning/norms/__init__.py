@@ -5,6 +5,7 @@ from swbn_lightning.norms.dbn import DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.factory import NormFactory, named_norms, norm_layer_types
 from swbn_lightning.norms.health import NormFinding, check_norms
 from swbn_lightning.norms.iternorm import IterNorm1d, IterNorm2d, IterNorm3d
+from swbn_lightning.norms.online import OnlineWhitening1d, OnlineWhitening2d, OnlineWhitening3d
 from swbn_lightning.norms.passes.kernels import use_kernels
 from swbn_lightning.norms.surgery.convert import append_norm, convert_norms, revert_norms
 from swbn_lightning.norms.surgery.freeze import freeze_norms, unfreeze_norms
@@ -23,6 +24,9 @@ __all__ = [
     "IterNorm3d",
     "NormFactory",
     "NormFinding",
+    "OnlineWhitening1d",
+    "OnlineWhitening2d",
+    "OnlineWhitening3d",
     "SWBN1d",
     "SWBN2d",
     "SWBN3d",

@@ -29,6 +29,7 @@ class WhiteningNorm(nn.Module):
     _version = 2  # as BatchNorm's: from 2 on a checkpoint has num_batches_tracked
     # What differs between the families: SWBN keeps a variance, and learns its matrix also without running statistics.
     _statistics: tuple[str, ...] = ("running_mean", "running_var")
+    _matrices: tuple[str, ...] = ("whitening_matrix",)
     _learns_matrix = True
 
     # Any number of spatial dimensions, as SyncBatchNorm takes it; the classes 1d, 2d, 3d say theirs.
@@ -58,9 +59,9 @@ class WhiteningNorm(nn.Module):
         super().__init__()
         name = type(self).__name__
         require_positive(name, num_features=num_features)
-        if not (_is(eps, Real) and 0 <= eps < math.inf):
+        if not (is_number(eps, Real) and 0 <= eps < math.inf):
             raise InputError(f"{name}: eps must be a finite number of at least 0, got {eps!r}.")
-        if momentum is not None and not (_is(momentum, Real) and 0 <= momentum <= 1):
+        if momentum is not None and not (is_number(momentum, Real) and 0 <= momentum <= 1):
             raise InputError(f"{name}: momentum must be in [0, 1] or None for a plain average, got {momentum!r}.")
         num_groups = _groups(name, num_features, num_groups, group_size)
         self.num_features = num_features = int(num_features)
@@ -82,7 +83,9 @@ class WhiteningNorm(nn.Module):
         counter = torch.empty((), device=device, dtype=torch.long)
         self.register_buffer("num_batches_tracked", counter if track_running_stats else None)
         matrix = torch.empty(num_groups, width, width, device=device, dtype=state_dtype)
-        self.register_buffer("whitening_matrix", matrix if track_running_stats or self._learns_matrix else None)
+        for name in self._matrices:
+            wanted = track_running_stats or self._learns_matrix or name != "whitening_matrix"
+            self.register_buffer(name, torch.empty_like(matrix) if wanted else None)
         for health in _HEALTH:
             self.register_buffer(health, torch.empty_like(counter), persistent=False)
         self.reset_parameters()
@@ -104,9 +107,9 @@ class WhiteningNorm(nn.Module):
                 getattr(self, name).fill_(1 if name == "running_var" else 0)
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.zero_()
-        if self.whitening_matrix is not None:
-            w = self.whitening_matrix
-            w.copy_(torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w))
+        for name in self._matrices:
+            if (w := getattr(self, name)) is not None:
+                w.copy_(_identity(w, w.device))
         for health in _HEALTH:
             self.get_buffer(health).zero_()
 
@@ -212,7 +215,7 @@ class WhiteningNorm(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WhiteningNorm":
         # `.half()` and `.bfloat16()` cast weight and bias, but not the state: W would lose its small steps.
-        before = {name: getattr(self, name) for name in (*self._statistics, "whitening_matrix")}
+        before = {name: getattr(self, name) for name in (*self._statistics, *self._matrices)}
         empty = [health for health in _HEALTH if self.get_buffer(health).is_meta]
         super()._apply(fn, recurse)
         for health in empty:  # to_empty leaves what lies in memory, and no state dict has the counters
@@ -235,11 +238,15 @@ class WhiteningNorm(nn.Module):
                 # Without parameters and statistics a BatchNorm has no state at all, and says nothing about W.
                 matrix = self._matrix_for_batchnorm(state_dict, prefix) if own else self.whitening_matrix
                 state_dict[prefix + "whitening_matrix"] = matrix
+            for name in self._matrices:  # another one starts anew
+                if (w := getattr(self, name)) is not None and prefix + name not in state_dict:
+                    device = next((v.device for k, v in state_dict.items() if k.startswith(prefix)), w.device)
+                    state_dict[prefix + name] = _identity(w, device) if own else w
             if "running_var" not in self._statistics:
                 state_dict.pop(prefix + "running_var", None)
             if self.track_running_stats and (local_metadata.get("version") or 0) < 2:
                 state_dict.setdefault(prefix + "num_batches_tracked", torch.tensor(0))
-        for name in (*self._statistics, "whitening_matrix"):
+        for name in (*self._statistics, *self._matrices):
             value = state_dict.get(prefix + name)
             if isinstance(value, Tensor):  # with assign=True it takes the buffer's place, dtype and all
                 state_dict[prefix + name] = value.to(accumulation_dtype(value.dtype))
@@ -253,8 +260,7 @@ class WhiteningNorm(nn.Module):
         """Return the W with which this layer evaluates like the BatchNorm in ``state_dict``."""
         assert self.whitening_matrix is not None
         like = next(v for k, v in state_dict.items() if k.startswith(prefix) and v.is_floating_point())
-        w = self.whitening_matrix
-        return torch.eye(w.shape[-1], dtype=w.dtype, device=like.device).expand_as(w).clone()
+        return _identity(self.whitening_matrix, like.device)
 
 
 def _groups(name: str, num_features: int, num_groups: int | None, group_size: int | None) -> int:
@@ -264,18 +270,23 @@ def _groups(name: str, num_features: int, num_groups: int | None, group_size: in
         given = f"group_size={group_size!r}"
         if num_groups is not None:
             raise InputError(f"{name}: give num_groups={num_groups!r} or {given}, not both.")
-        if not _is(group_size, Integral) or group_size < 1:
+        if not is_number(group_size, Integral) or group_size < 1:
             raise InputError(f"{name}: group_size must be an integer of at least 1, got {group_size!r}.")
         num_groups = -(-num_features // group_size)
     groups: Any = 1 if num_groups is None else num_groups
-    if not _is(groups, Integral) or groups < 1 or num_features % groups:
+    if not is_number(groups, Integral) or groups < 1 or num_features % groups:
         raise InputError(
             f"{name}: {given} does not divide num_features={num_features}; choose a divisor of the number of channels."
         )
     return int(groups)
 
 
-def _is(value: object, kind: type) -> bool:
+def _identity(matrix: Tensor, device: torch.device) -> Tensor:
+    """As many identities as ``matrix`` has blocks."""
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=device).expand_as(matrix).clone()
+
+
+def is_number(value: object, kind: type) -> bool:
     """``isinstance``, hidden from the type checker, which does not take a ``float`` for a ``Real``."""
     return isinstance(value, kind)
 

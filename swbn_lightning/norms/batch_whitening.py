@@ -9,7 +9,7 @@ from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
 from swbn_lightning.norms.checkpointing import first_run, is_recomputing
 from swbn_lightning.norms.finite import all_finite
 from swbn_lightning.norms.frozen import is_frozen
-from swbn_lightning.norms.passes import choose
+from swbn_lightning.norms.passes import Batch, choose
 from swbn_lightning.norms.passes.rows import (
     accumulation_dtype,
     num_samples,
@@ -51,7 +51,7 @@ class BatchWhitening(WhiteningNorm):
         return accumulation_dtype(x.dtype)
 
     def _inverse_sqrt(self, covariance: Tensor) -> Tensor:
-        """Return ``S^(-1/2)`` of ``[g, d, d]``."""
+        """Return ``S^(-1/2)`` of ``[g, d, d]``, with its gradient."""
         raise NotImplementedError
 
     def _forward_batch(self, x: Tensor, training: bool) -> Tensor:
@@ -64,15 +64,27 @@ class BatchWhitening(WhiteningNorm):
         if batch is None:
             return self._forward_empty(x)
         s = batch.covariance()
-        w = self._inverse_sqrt(s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device))
+        s = s + self.eps * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+        return self._output(batch, s, training).to(given)
+
+    def _output(self, batch: Batch, covariance: Tensor, training: bool) -> Tensor:
+        w = self._inverse_sqrt(covariance)
         # Run again by checkpointing, the same batch gives the same W: all there is to do is not to count it twice.
         if training and not is_recomputing():
-            with torch.no_grad(), outside_selective_checkpointing():
-                w_now = w.detach()  # no_grad alone leaves the tangents of forward-mode derivatives
-                mean = first_run(batch.mean)
-                accepted = all_finite(w_now, mean)
-                self._update_running(accepted, batch.samples, running_mean=mean, whitening_matrix=w_now)
-        return batch.output(w, self.weight, self.bias).to(given)
+            self._learn(batch, w)
+        return batch.output(w, self.weight, self.bias)
+
+    @torch.no_grad()
+    def _learn(self, batch: Batch, w: Tensor, **kept: Tensor) -> None:
+        """Mix mean and matrix into the running ones, and copy ``kept`` into buffers, unless something is not finite."""
+        with outside_selective_checkpointing():
+            w = w.detach()  # no_grad alone leaves the tangents of forward-mode derivatives
+            mean = first_run(batch.mean)
+            accepted = all_finite(w, mean, *kept.values())
+            for name, value in kept.items():
+                buffer = self.get_buffer(name)
+                buffer.copy_(torch.where(accepted, value.detach().to(buffer.dtype), buffer))
+            self._update_running(accepted, batch.samples, running_mean=mean, whitening_matrix=w)
 
     def running_variance(self, batchnorm_state: dict[str, Any]) -> Tensor:
         w = self.get_buffer("whitening_matrix")
@@ -80,7 +92,7 @@ class BatchWhitening(WhiteningNorm):
             return batchnorm_state["running_var"]  # to the bit, while nothing was learnt
         # W = S^(-1/2) with S = cov + eps I, nearly: the matrices' average is not the root of the average.
         root = torch.linalg.inv(w.double())  # squared only after inverting: W's condition number is squared by it
-        return ((root @ root).diagonal(dim1=-2, dim2=-1) - self.eps).clamp(min=0).flatten().to(w.dtype)
+        return ((root @ root.mT).diagonal(dim1=-2, dim2=-1) - self.eps).clamp(min=0).flatten().to(w.dtype)
 
     def _matrix_for_batchnorm(self, state_dict: dict[str, Any], prefix: str) -> Tensor:
         assert self.whitening_matrix is not None

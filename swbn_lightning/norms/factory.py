@@ -13,6 +13,7 @@ from swbn_lightning.errors import InputError, require_positive, unknown_name
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.dbn import DBN, DBN1d, DBN2d, DBN3d
 from swbn_lightning.norms.iternorm import IterNorm, IterNorm1d, IterNorm2d, IterNorm3d
+from swbn_lightning.norms.online import OnlineWhitening, OnlineWhitening1d, OnlineWhitening2d, OnlineWhitening3d
 from swbn_lightning.norms.swbn import SWBN, SWBN1d, SWBN2d, SWBN3d
 
 LayerMaker = Callable[..., nn.Module]
@@ -43,9 +44,9 @@ class NormFactory:
         resnet18(norm_layer=NormFactory("swbn-fro", step_size=1e-4))
 
     Args:
-        name: ``"swbn-kl"``, ``"swbn-fro"``, ``"swbn"`` (criterion as an option), ``"iternorm"``, ``"dbn"``, ``"bn"``,
-            ``"gn"`` (group), ``"in"`` (instance), ``"ln"`` (layer: group normalisation with one group), ``"none"`` (no
-            normalisation), or any name registered with :meth:`register`.
+        name: ``"swbn-kl"``, ``"swbn-fro"``, ``"swbn"`` (criterion as an option), ``"online"``, ``"iternorm"``,
+            ``"dbn"``, ``"bn"``, ``"gn"`` (group), ``"in"`` (instance), ``"ln"`` (layer: group normalisation with one
+            group), ``"none"`` (no normalisation), or any name registered with :meth:`register`.
         options: keyword arguments of the layer, such as ``step_size`` or ``num_groups``.
 
     Raises:
@@ -186,6 +187,9 @@ NormFactory.register("swbn-fro", _SWBN, criterion="fro")
 NormFactory.register("swbn-kl", _SWBN, criterion="kl")
 NormFactory.register("iternorm", {1: IterNorm1d, 2: IterNorm2d, 3: IterNorm3d, None: IterNorm})
 NormFactory.register("dbn", {1: DBN1d, 2: DBN2d, 3: DBN3d, None: DBN})
+NormFactory.register(
+    "online", {1: OnlineWhitening1d, 2: OnlineWhitening2d, 3: OnlineWhitening3d, None: OnlineWhitening}
+)
 NormFactory.register("bn", {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d, None: nn.SyncBatchNorm})
 NormFactory.register("gn", dict.fromkeys((1, 2, 3, None), group_norm))
 NormFactory.register("ln", dict.fromkeys((1, 2, 3, None), group_norm), num_groups=1)

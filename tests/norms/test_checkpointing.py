@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from swbn_lightning import NormFactory, SWBN1d
 
-NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
+NAMES = ["swbn-fro", "swbn-kl", "online", "iternorm", "dbn"]
 KINDS = [True, False]  # use_reentrant
 
 

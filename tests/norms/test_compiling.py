@@ -19,7 +19,7 @@ def fresh_compiler():
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", ["swbn-fro", "swbn-kl", "iternorm"])
+@pytest.mark.parametrize("name", ["swbn-fro", "swbn-kl", "online", "iternorm"])
 def test_compiled_in_one_graph_as_eager(name, training):
     model = network(name)
     model(torch.randn(4, 3, 8, 8))
@@ -37,7 +37,7 @@ def test_compiled_in_one_graph_as_eager(name, training):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
+@pytest.mark.parametrize("name", ["swbn-fro", "online", "iternorm"])
 def test_compiled_by_inductor_as_eager(name):
     model = network(name)
     plain = copy.deepcopy(model)
@@ -48,7 +48,7 @@ def test_compiled_by_inductor_as_eager(name):
     assert all(torch.equal(value, state[key]) for key, value in model[1].state_dict().items())
 
 
-@pytest.mark.parametrize(("name", "reentrant"), [("swbn-fro", True), ("iternorm", False)])
+@pytest.mark.parametrize(("name", "reentrant"), [("swbn-fro", True), ("online", False)])
 def test_a_compiled_layer_in_a_checkpointed_segment_is_an_error(name, reentrant):
     compiled = torch.compile(network(name), backend="aot_eager")
     y = segment(reentrant)(compiled, torch.randn(4, 3, 8, 8, requires_grad=True))

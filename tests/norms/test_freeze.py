@@ -19,7 +19,7 @@ from swbn_lightning import (
 )
 from tests.norms.networks import lived, same_state
 
-NAMES = ["swbn-fro", "iternorm", "bn"]
+NAMES = ["swbn-fro", "online", "iternorm", "bn"]
 
 
 def network(name):

@@ -14,7 +14,7 @@ from swbn_lightning import (
     norm_parameter_groups,
 )
 
-NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
+NAMES = ["swbn-fro", "swbn-kl", "online", "iternorm", "dbn"]
 
 
 def kinds(model):

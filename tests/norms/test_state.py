@@ -57,14 +57,15 @@ def test_meta_layers_take_a_state_in_place_of_theirs(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_is_what_the_documentation_names(name):
-    own = {"running_var"} if name.startswith("swbn") else set()
+    own = {"running_var"} if name.startswith("swbn") else {"online_matrix"} if name == "online" else set()
     kept = {"running_mean", "num_batches_tracked", "whitening_matrix"} | own
     norm = make(name, num_groups=2)
     assert set(norm.state_dict()) == {"weight", "bias"} | kept
     assert norm.whitening_matrix.shape == (2, 3, 3)
     assert set(make(name, bias=False).state_dict()) == {"weight"} | kept
     bare = make(name, affine=False, track_running_stats=False)
-    assert set(bare.state_dict()) == ({"whitening_matrix"} if own else set())
+    learnt = {"running_var": "whitening_matrix"}  # of the layers that learn, also without running statistics
+    assert set(bare.state_dict()) == {learnt.get(name, name) for name in own}
     x = like(bare, (8, 6, 5, 5))
     torch.testing.assert_close(bare.eval()(x), bare(x))  # the batch's own statistics
 

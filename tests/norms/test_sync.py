@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from swbn_lightning import DBN2d, IterNorm2d, NormFactory, SWBN2d, convert_norms
+from swbn_lightning import DBN2d, IterNorm2d, NormFactory, OnlineWhitening2d, SWBN2d, convert_norms
 from swbn_lightning.norms.passes.processes import merge_moments
 
 SPLITS = [(9, 3), (11, 1), (12, 0)]
 FAMILIES = {
     "swbn": [SWBN2d(6, step_size=0.05, num_groups=2), SWBN2d(4, step_size=0.05, criterion="kl")],
     "batch": [IterNorm2d(6, num_groups=2), DBN2d(4)],
+    "online": [OnlineWhitening2d(6, num_groups=2), OnlineWhitening2d(4)],
 }
 COLLECTIVES = ("all_gather", "all_reduce", "all_gather_into_tensor", "reduce", "broadcast", "all_to_all")
 
@@ -51,7 +52,7 @@ def train_float64(family, part):
     return train(network(family), *batches(), part)
 
 
-LAYERS = {"fro": SWBN2d(8, step_size=0.05), "iternorm": IterNorm2d(8)}
+LAYERS = {"fro": SWBN2d(8, step_size=0.05), "iternorm": IterNorm2d(8), "online": OnlineWhitening2d(8)}
 
 
 def train_float16(layer, part):
@@ -76,7 +77,8 @@ def penalty(family, part):
 def train_ddp(broadcast, part):
     """Three optimiser steps through DistributedDataParallel, which may write rank 0's buffers over the others'."""
     model = nn.Sequential(*(layer for family in FAMILIES for layer in network(family)[:2]), nn.Flatten())
-    model[2] = nn.Conv2d(6, 6, 1).double()
+    for place in range(2, len(model) - 1, 2):
+        model[place] = nn.Conv2d(6, 6, 1).double()
     parallel = model if part == slice(0, 12) else DistributedDataParallel(model, broadcast_buffers=broadcast)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for x in batches()[0]:
@@ -90,7 +92,7 @@ def train_ddp(broadcast, part):
 
 JOBS = {
     **{("float64", f, s): functools.partial(train_float64, f) for f in FAMILIES for s in SPLITS},
-    **{("float16", n, (9, 3)): functools.partial(train_float16, n) for n in ("fro", "iternorm")},
+    **{("float16", n, (9, 3)): functools.partial(train_float16, n) for n in LAYERS},
     **{("penalty", f, s): functools.partial(penalty, f) for f in FAMILIES for s in SPLITS[::2]},
     ("ddp", True, (6, 6)): functools.partial(train_ddp, True),
 }
@@ -157,7 +159,7 @@ def test_two_processes_equal_one(results, family, sizes):
         assert torch.equal(first[3][name], second[3][name]), name  # W is the same on both
 
 
-@pytest.mark.parametrize("layer", ["fro", "iternorm"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_in_float16(results, layer):
     job = ("float16", layer, (9, 3))
     first, second = [result for result, _ in results[job]]

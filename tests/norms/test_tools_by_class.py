@@ -14,7 +14,7 @@ from torchvision.ops._utils import split_normalization_params
 
 from swbn_lightning import NormFactory, WhiteningNorm, fuse_norms
 
-NAMES = ["swbn-fro", "dbn"]
+NAMES = ["swbn-fro", "online", "dbn"]
 
 
 def network(name):

@@ -9,11 +9,11 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp
 from swbn_lightning import NormFactory
 from tests.norms.reference import ReferenceSWBN, to_columns
 
-NAMES = ["swbn-fro", "swbn-kl", "iternorm", "dbn"]
+NAMES = ["swbn-fro", "swbn-kl", "online", "iternorm", "dbn"]
 # Of (4, 4) the covariance is singular.
 CASES = [
     ("swbn-fro", (3, 4, 2, 2), True), ("swbn-kl", (4, 4), True), ("swbn-kl", (3, 4, 2, 2), False),
-    *((name, shape, True) for name in ("iternorm", "dbn") for shape in ((3, 4, 2, 2), (4, 4))),
+    *((name, shape, True) for name in ("online", "iternorm", "dbn") for shape in ((3, 4, 2, 2), (4, 4))),
 ]  # fmt: skip
 STEP = 0.1
 
@@ -45,6 +45,7 @@ def literal_loss(norm, upstream, x):
     matrix = norm.whitening_matrix[0].clone()
     training, eps, name = norm.training, norm.eps, type(norm).__name__
     mean, variance = norm.running_mean.clone(), getattr(norm, "running_var", None)
+    kept = norm.online_matrix[0].clone() if name.startswith("Online") else None
     if training and name.startswith("SWBN"):
         reference = ReferenceSWBN(x.shape[1], norm.criterion, STEP, eps)
         reference.w = [matrix.numpy()]
@@ -61,7 +62,10 @@ def literal_loss(norm, upstream, x):
             centred = centred / (v + eps).sqrt()[:, None]
         elif training:
             s = centred @ centred.T / n + eps * torch.eye(len(flat), dtype=flat.dtype)
-            w = newton(s) if name.startswith("IterNorm") else zca(s)
+            if name.startswith("Online"):
+                w = one_step(s, kept, norm.shrinkage)
+            else:
+                w = newton(s) if name.startswith("IterNorm") else zca(s)
         y = weight[:, None] * (w @ centred) + bias[:, None]
         y = y.view(x.shape[1], x.shape[0], *x.shape[2:]).movedim(0, 1)
         return (y * upstream).sum() + (y**3).sum() / 10
@@ -74,6 +78,14 @@ def newton(s):
     for _ in range(5):
         p = (3 * p - p @ p @ p @ s / s.trace()) / 2
     return p / s.trace().sqrt()
+
+
+def one_step(s, w, shrinkage):
+    e = torch.diag(s.diagonal().rsqrt())
+    m = w @ ((1 - shrinkage) * e @ s @ e + shrinkage * torch.eye(len(s), dtype=s.dtype)) @ w.T
+    c = min(1, 2 / m.detach().abs().sum(1).max())
+    v = (3 * w - c * m @ w) / 2 * c**0.5
+    return (v + v.T) / 2 @ e
 
 
 def zca(s):

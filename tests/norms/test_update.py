@@ -16,7 +16,7 @@ from swbn_lightning.training.callbacks.update_norms import UpdateNorms
 from tests.norms.networks import lived, same_state
 from tests.norms.reference import ReferenceSWBN
 
-NAMES = ["swbn-fro", "iternorm", "dbn", "bn"]
+NAMES = ["swbn-fro", "online", "iternorm", "dbn", "bn"]
 
 
 def options(name):
@@ -38,7 +38,7 @@ def test_plain_averages_of_statistics_and_matrices(name):
     norm, loader = model[1], [x.double() for x in data()]
     features = [model[0](x).detach().numpy() for x in loader]
     w0 = norm.whitening_matrix.clone() if name != "bn" else None
-    momentum = norm.momentum
+    momentum, alone = norm.momentum, copy.deepcopy(norm).train()
     update_norms(loader, model)
     expected = np.mean([f.mean(0) for f in features], axis=0)
     np.testing.assert_allclose(norm.running_mean.numpy(), expected, rtol=1e-10)
@@ -54,7 +54,6 @@ def test_plain_averages_of_statistics_and_matrices(name):
         np.testing.assert_allclose(norm.whitening_matrix[0].numpy(), np.mean(matrices, axis=0), rtol=1e-10, atol=1e-12)
         assert (norm.whitening_matrix - w0).abs().max() > 1e-3
     elif name != "bn":
-        alone = copy.deepcopy(norm).train()
         alone.momentum = 1.0
         matrices = []
         for f in features:

@@ -12,6 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.frozen import is_frozen
+from swbn_lightning.norms.online import OnlineWhitening
 from swbn_lightning.norms.swbn import SWBN
 from swbn_lightning.norms.torch_internals import tree_map
 
@@ -64,7 +65,9 @@ def update_norms(loader: Iterable[Any], model: nn.Module, forward: Callable[[Any
             raise InputError("the loader gave no batch that is finite, so there is nothing to compute statistics from.")
         for norm, average in averages.items():
             norm.whitening_matrix.copy_(average)
-            norm.first_runs.forget()
+        for norm in norms:
+            if isinstance(norm, SWBN | OnlineWhitening):
+                norm.first_runs.forget()
         restore(set(norms) - set(reached))
 
 
