@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fewshot.datasets import get_dataset
-from fewshot.episodes import TEST, TRAIN, VAL, EpisodeSampler, EpisodeSettings
+from fewshot.episodes import TEST, TRAIN, VAL, EpisodeSampler, EpisodeSettings, require_shape
 from fewshot.prediction import PredictionData, load_prediction_data
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
@@ -55,16 +55,15 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
         epoch = self.epoch
         classes, support, query = self.sampler.draw(numbers, self.seed, epoch)
         images = self.image_set.images
-        drawn = [self._draw_augmentation(epoch, number) for number in numbers]
+        count = support[0].numel() + query[0].numel()
+        drawn = [self._draw_augmentation(epoch, number, count) for number in numbers]
         support_images, query_images = (
             take(images, numbers.flatten()).unflatten(0, numbers.shape) for numbers in (support, query.flatten(1))
         )
         return EpisodeBatch(support_images, query_images, classes, torch.stack(drawn))
 
-    def _draw_augmentation(self, epoch: int, number: int) -> Tensor:
-        s = self.settings
+    def _draw_augmentation(self, epoch: int, number: int, count: int) -> Tensor:
         generator = torch.Generator().manual_seed(stream_seed(self.seed, epoch, number))
-        count = s.ways * (s.shots + s.queries)
         drawn = self.augment.draw(count, generator)
         if not self.erasing:
             return drawn
@@ -92,10 +91,10 @@ class EpisodicDataModule(ImageDataModule):
         cache: keep decoded images on disk for the next run (:class:`~swbn_lightning.data.cache.ImageCache`), in as many
             bytes as in memory. Only for image files: pickles hold decoded images already.
         cache_dir: folder of the cache; None for ``.swbn_cache/`` in the root.
-        train: training episodes; their ways and shots may differ from those of the test.
+        train: training episodes; their ways and shots may differ from those of the test, and may be ranges.
         val: validation episodes, the same in every epoch; use at least 600.
         test: test episodes, fixed as well. Only ``test`` reads the test classes.
-        episodes_per_step: training episodes per optimiser step, in each process.
+        episodes_per_step: training episodes per optimiser step, in each process; 1 if their ways or shots are ranges.
         crop_padding: training augmentation: random crop of the image padded by this many pixels; 0 for none.
         flip: training augmentation: random horizontal flip; not for letters.
         erasing: training augmentation: probability of erasing a random rectangle of an image (:class:`RandomErasing`).
@@ -106,7 +105,8 @@ class EpisodicDataModule(ImageDataModule):
             compared on the same episodes.
         eval_batch_size: images embedded at once in evaluation.
         num_workers: worker processes that draw training episodes; 0 is fast enough for images in memory.
-        support: for ``predict``: a folder ``<class>/<image>`` with the same number of images in every class.
+        support: for ``predict``: a folder ``<class>/<image>``. Classes may have different numbers of images if the head
+            takes them (:meth:`~fewshot.heads.EpisodeHead.uneven_logits`); those of this package do.
         query: for ``predict``: the images to classify, a folder or one image.
 
     Raises:
@@ -217,7 +217,7 @@ class EpisodicDataModule(ImageDataModule):
 
     def _evaluation_loader(self, split: str) -> DataLoader[ImageBatch]:
         image_set, s = self.image_set(split), self.settings[split]
-        return self._image_loader(image_set.images, _whole_episodes_first(image_set.labels, s.shots + s.queries))
+        return self._image_loader(image_set.images, _whole_episodes_first(image_set.labels, s.images_per_class))
 
     def _image_loader(self, images: Tensor, order: Tensor) -> DataLoader[ImageBatch]:
         return DataLoader(
@@ -229,10 +229,16 @@ class EpisodicDataModule(ImageDataModule):
 
 
 def check_episodes(settings: dict[str, EpisodeSettings], episodes_per_step: int) -> None:
-    """Raise :class:`InputError` for a number below 1, or a step with more episodes than an epoch."""
+    """Raise :class:`InputError` for wrong numbers, or a step of too many episodes or of several shapes."""
     for split, own in settings.items():
-        require_positive(f"{split} episodes", **own.shape, episodes=own.episodes)
+        require_shape(f"{split} episodes", **own.shape)
+        require_positive(f"{split} episodes", episodes=own.episodes)
     require_positive("data", episodes_per_step=episodes_per_step)
+    if episodes_per_step > 1 and not settings["train"].of_one_shape:
+        raise InputError(
+            f"episodes_per_step={episodes_per_step} needs training episodes of one shape, but ways or shots are a "
+            "range: give episodes_per_step: 1, and trainer.accumulate_grad_batches for a step of several episodes."
+        )
     if episodes_per_step > settings["train"].episodes:
         raise InputError(
             f"episodes_per_step={episodes_per_step} is more than the {settings['train'].episodes} episodes of an epoch."

@@ -7,12 +7,14 @@ random augmentation. Otherwise, the images of each episode are embedded together
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fewshot.episodes import EpisodeSampler
+from fewshot.episodes import EpisodeSampler, Range
 from fewshot.heads import EpisodeHead
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.health import check_running_statistics
@@ -28,9 +30,9 @@ class EpisodeResult:
 
     Args:
         accuracies: ``[E]`` float64 on the CPU, one per episode.
-        loss: mean cross-entropy over all queries, in nats.
-        ways: classes per episode.
-        shots: support images per class.
+        loss: mean over episodes of the queries' mean cross-entropy, in nats.
+        ways: classes per episode; a number or a range.
+        shots: support images per class; a number or a range.
         queries: query images per class.
         seed: seed of the episodes.
         classes: ``[L]`` int64, the distinct labels in rising order.
@@ -40,9 +42,9 @@ class EpisodeResult:
     """
 
     accuracies: Tensor  # [E] float64, on the CPU
-    loss: float  # mean cross-entropy over all queries, nats
-    ways: int
-    shots: int
+    loss: float  # mean over episodes of the queries' mean cross-entropy, nats
+    ways: Range
+    shots: Range
     queries: int
     seed: int
     classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [L] the distinct labels
@@ -73,14 +75,23 @@ class EpisodeResult:
         return self.accuracies.numel()
 
 
+class Scored(NamedTuple):
+    """Some episodes of one shape with what :func:`score` found, all on the CPU."""
+
+    numbers: Tensor  # [E]
+    classes: Tensor  # [E, W], values as in the labels
+    right: Tensor  # [E, W]
+    losses: Tensor  # [E]
+
+
 @torch.no_grad()
 def evaluate_episodes(
     features: Tensor,
     labels: Tensor,
     head: nn.Module,
     *,
-    ways: int,
-    shots: int,
+    ways: Range,
+    shots: Range,
     queries: int,
     num_episodes: int,
     seed: int,
@@ -97,8 +108,8 @@ def evaluate_episodes(
         features: ``[N, C]`` (or ``[N, C, h, w]`` for a head that takes maps), one row per image.
         labels: ``[N]`` integers.
         head: maps support ``[E, W, K, ...]`` and query ``[E, W*Q, ...]`` to logits ``[E, W*Q, W]``.
-        ways: ``W``, classes per episode.
-        shots: ``K``, support images per class.
+        ways: ``W``, classes per episode; a number or a range, as in :class:`~fewshot.EpisodeSettings`.
+        shots: ``K``, support images per class; a number or a range.
         queries: ``Q``, query images per class.
         num_episodes: number of episodes. A longer evaluation begins with the episodes of a shorter one.
         seed: seed of the episodes.
@@ -120,30 +131,21 @@ def evaluate_episodes(
     if embed is None:
         check_running_statistics(head)
         _check_finite(features, "features")
+    if chunk_size is not None:
+        require_positive("evaluate_episodes", chunk_size=chunk_size)
     sampler = EpisodeSampler(labels, ways, shots, queries, class_names)
-    if embed is not None:
-        chunk_size = 1
-    elif chunk_size is None:
-        size = (
-            ways * (shots + queries) * features[0].numel() * features.element_size() * getattr(head, "features_held", 1)
-        )
-        chunk_size = max(1, _CHUNK_BYTES // size)
-    require_positive("evaluate_episodes", chunk_size=chunk_size)
-    classes, right, losses = [], [], []
+    image_bytes = features[0].numel() * features.element_size() * getattr(head, "features_held", 1)
+    scored = []
     with evaluating(head):
-        for start in range(0, num_episodes, chunk_size):
-            episodes = sampler.draw(range(start, min(start + chunk_size, num_episodes)), seed)
+        for numbers in _chunks(sampler, num_episodes, seed, 1 if embed is not None else chunk_size, image_bytes):
+            episodes = sampler.draw(numbers, seed)
             support, query = (rows.to(features.device) for rows in (episodes.support, episodes.query.flatten(1)))
             support, query = features[support], features[query]
             if embed is not None:
                 support, query = _embedded_together(embed, support, query)
-            scored = score(head, support, query)
-            classes.append(episodes.classes)
-            right.append(scored[0].cpu())
-            losses.append(scored[1].cpu())
-    return episode_result(
-        head, labels, torch.cat(classes), torch.cat(right), torch.cat(losses), shots=shots, queries=queries, seed=seed
-    )
+            right, losses = score(head, support, query)
+            scored.append(Scored(torch.from_numpy(numbers), episodes.classes, right.cpu(), losses.cpu()))
+    return episode_result(head, labels, scored, ways=ways, shots=shots, queries=queries, seed=seed)
 
 
 def score(head: nn.Module, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,22 +176,23 @@ def query_targets(support: Tensor, query: Tensor) -> Tensor:
 def episode_result(
     head: nn.Module,
     labels: Tensor,
-    classes: Tensor,
-    right: Tensor,
-    losses: Tensor,
+    scored: Sequence[Scored],
     *,
-    shots: int,
+    ways: Range,
+    shots: Range,
     queries: int,
     seed: int,
 ) -> EpisodeResult:
-    """Build the result of episodes with ``classes [E, W]`` from what :func:`score` returned; all on the CPU."""
-    ways = classes.shape[1]
+    """Build the result of all episodes, in the order of their numbers."""
+    order = torch.cat([part.numbers for part in scored]).argsort()
     values = torch.as_tensor(labels).unique().cpu().long()
-    places = torch.searchsorted(values, classes).flatten()
-    hits = torch.bincount(places, right.flatten().double(), minlength=len(values))
+    places = torch.searchsorted(values, torch.cat([part.classes.flatten() for part in scored]))
+    right = torch.cat([part.right.flatten() for part in scored])
+    hits = torch.bincount(places, right.double(), minlength=len(values))
+    accuracies = [part.right.sum(1).double() / (part.right.shape[1] * queries) for part in scored]
     return EpisodeResult(
-        accuracies=right.sum(1).double() / (ways * queries),
-        loss=losses.mean().item(),
+        accuracies=torch.cat(accuracies)[order],
+        loss=torch.cat([part.losses for part in scored])[order].mean().item(),
         ways=ways,
         shots=shots,
         queries=queries,
@@ -198,6 +201,19 @@ def episode_result(
         class_accuracies=hits / (torch.bincount(places, minlength=len(values)) * queries),
         transductive=isinstance(head, EpisodeHead) and head.transductive,
     )
+
+
+def _chunks(
+    sampler: EpisodeSampler, num_episodes: int, seed: int, chunk_size: int | None, image_bytes: int
+) -> Iterator[np.ndarray]:
+    """Numbers of the episodes that are scored at once: of one shape, and as many as fit if ``chunk_size`` is None."""
+    numbers = np.arange(num_episodes)
+    shapes = sampler.shapes(numbers, seed)
+    for ways, shots in np.unique(shapes, axis=0).tolist():
+        own = numbers[(shapes == (ways, shots)).all(1)]
+        size = chunk_size or max(1, _CHUNK_BYTES // (ways * (shots + sampler.queries) * image_bytes))
+        for start in range(0, len(own), size):
+            yield own[start : start + size]
 
 
 def _check_finite(values: Tensor, what: str) -> None:

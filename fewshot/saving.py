@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
-from fewshot.episodes import EpisodeSettings
+from fewshot.episodes import EpisodeSettings, in_words
 from fewshot.evaluation import EpisodeResult
 from swbn_lightning.files.writing import csv_text, write_whole
 from swbn_lightning.runs.folders import EPISODES_FILE
@@ -59,7 +59,8 @@ def episodes_identity(labels: Tensor, class_names: Sequence[str], settings: Epis
     It is computed from the settings, the labels and the class names. Pixels are not part of it, so runs with other
     image sizes, or on copies of other quality, can be compared.
     """
-    digest = hashlib.sha256(f"{settings.ways} {settings.shots} {settings.queries} {seed}\n".encode())
+    shape = f"{in_words(settings.ways)} {in_words(settings.shots)} {settings.queries}"
+    digest = hashlib.sha256(f"{shape} {seed}\n".encode())
     digest.update("\n".join(class_names).encode())
     digest.update(labels.cpu().long().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]

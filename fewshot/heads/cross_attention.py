@@ -1,13 +1,13 @@
 """Cross attention: the head attends to the positions where query and class look alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fewshot.heads.base import EpisodeHead, accumulating
+from fewshot.heads.base import EpisodeHead, accumulating, means_as_shots
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms import NormFactory
 from swbn_lightning.norms.health import check_running_statistics
@@ -91,6 +91,11 @@ class CrossAttentionHead(EpisodeHead):
                 for number in transductive_rounds(query.shape[1]):
                     logits = self._logits(_class_maps(support, query, logits, number), query)
             return logits
+
+    def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
+        if self.transductive:  # the queries that join a class are weighed against its shots
+            return super().uneven_logits(support, query)
+        return self(means_as_shots(support), query[None])[0]
 
     def position_logits(self, support: Tensor, query: Tensor) -> PositionLogits:
         """Compute the inputs of the two training losses; shapes as in ``forward``, queries class after class.

@@ -1,6 +1,7 @@
 """Matching networks: attention over the support set."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,14 +67,22 @@ class MatchingHead(EpisodeHead):
         with torch.autocast(query.device.type, enabled=False):
             return self._logits(*accumulating(support, query))
 
+    def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            attention = self._attention(*accumulating(torch.cat(list(support))[None], query[None]))[0]
+        of_classes = attention.split([len(images) for images in support], dim=-1)
+        return torch.stack([own.logsumexp(-1) for own in of_classes], dim=-1)
+
     def _logits(self, support: Tensor, query: Tensor) -> Tensor:
-        ways, shots = support.shape[1:3]
-        examples = support.flatten(1, 2)  # class after class
+        attention = self._attention(support.flatten(1, 2), query)
+        return attention.unflatten(-1, support.shape[1:3]).logsumexp(-1)
+
+    def _attention(self, examples: Tensor, query: Tensor) -> Tensor:
+        """Logarithm of ``a(x, x_i)``: examples ``[E, N, C]``, class after class, query ``[E, M, C]``; ``[E, M, N]``."""
         if self.context is not None:
             examples, query = self.context(examples, query)
-        cosine = F.normalize(query, dim=-1) @ F.normalize(examples, dim=-1).mT  # [E, M, W*K]
-        attention = (cosine * self.log_temperature.exp()).log_softmax(-1)
-        return attention.unflatten(-1, (ways, shots)).logsumexp(-1)
+        cosine = F.normalize(query, dim=-1) @ F.normalize(examples, dim=-1).mT
+        return (cosine * self.log_temperature.exp()).log_softmax(-1)
 
 
 class FullContext(nn.Module):

@@ -1,12 +1,13 @@
 """Classification by the nearest class mean."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fewshot.heads.base import EpisodeHead, accumulating
+from fewshot.heads.base import EpisodeHead, accumulating, means_as_shots
 from swbn_lightning.errors import InputError, unknown_name
 
 METRICS = ("euclidean", "cosine")
@@ -53,6 +54,9 @@ class PrototypicalHead(EpisodeHead):
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
             return self._logits(*accumulating(support, query))
+
+    def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
+        return self(means_as_shots(support), query[None])[0]
 
     def _logits(self, support: Tensor, query: Tensor) -> Tensor:
         prototypes = support.mean(dim=2)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fewshot.datamodule import EpisodeBatch, check_episodes, training_loader
-from fewshot.episodes import TEST, TRAIN, VAL, EpisodeSettings
+from fewshot.episodes import TEST, TRAIN, VAL, EpisodeSettings, in_words
 from fewshot.learn2learn.tasks import TaskBatch, TaskEpisodes, TaskSplit, require_learn2learn
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.data.image_data import ImageDataModule
@@ -53,8 +53,9 @@ class Learn2LearnDataModule(ImageDataModule):
         num_workers: worker processes that draw tasks and load their images.
 
     Raises:
-        InputError: learn2learn is not installed; a number out of range; ``mean`` without ``std`` or the reverse; in
-            :meth:`setup`, a split that is needed but not given, or a source or tasks that do not fit.
+        InputError: learn2learn is not installed; a number out of range; ways or shots that are ranges; ``mean`` without
+            ``std`` or the reverse; in :meth:`setup`, a split that is needed but not given, or a source or tasks
+            that do not fit.
     """
 
     def __init__(
@@ -82,6 +83,12 @@ class Learn2LearnDataModule(ImageDataModule):
         self._sources = {"train": train, "val": val, "test": test}
         self.settings = {"train": train_episodes, "val": val_episodes, "test": test_episodes}
         check_episodes(self.settings, episodes_per_step)
+        for split, own in self.settings.items():
+            if not own.of_one_shape:
+                raise InputError(
+                    f"{split}_episodes: learn2learn's tasks have one number of ways and of shots, got "
+                    f"ways={in_words(own.ways)}, shots={in_words(own.shots)}; EpisodicDataModule draws ranges."
+                )
         require_positive("data", eval_episodes_per_step=eval_episodes_per_step)
         require_not_negative("data", num_workers=num_workers, seed=seed, eval_seed=eval_seed)
         self.episodes_per_step, self.eval_episodes_per_step = episodes_per_step, eval_episodes_per_step

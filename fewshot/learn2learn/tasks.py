@@ -76,7 +76,7 @@ class TaskSplit:
         order = torch.argsort(given, stable=True)
         labels = self.taskset.dataset.indices_to_labels
         numbers = torch.tensor([self.class_numbers[labels[places[i]]] for i in order.tolist()])
-        ways = self.settings.ways
+        ways = self.settings.most_ways  # the only number: ranges are refused
         return images[order].unflatten(0, (ways, -1)), numbers.unflatten(0, (ways, -1))[:, 0]
 
     def _describe_and_load(self, number: int, seed: int, epoch: int) -> tuple[Any, Any]:
@@ -103,13 +103,13 @@ class TaskSplit:
             )
         images, labels = task
         s, counts = self.settings, labels.unique(return_counts=True)[1].tolist()
-        if counts != [s.shots + s.queries] * s.ways:
+        if counts != [s.images_per_class] * s.most_ways:
             most, least = max(counts), min(counts)
             each = f"{most}" if most == least else f"{least} to {most}"
             raise InputError(
                 f"{self.name}: a task has {len(counts)} classes of {each} images, but {s.ways} ways of {s.shots} shots "
-                f"+ {s.queries} queries need {s.ways} of {s.shots + s.queries}: NWays n={s.ways}, KShots "
-                f"k={s.shots + s.queries}, or other settings of {self.name}_episodes."
+                f"+ {s.queries} queries need {s.ways} of {s.images_per_class}: NWays n={s.ways}, KShots "
+                f"k={s.images_per_class}, or other settings of {self.name}_episodes."
             )
         return images, labels
 
@@ -125,7 +125,7 @@ class TaskEpisodes(EpochDataset[Any]):
         return self.split.settings.episodes
 
     def __getitems__(self, numbers: list[int]) -> EpisodeBatch | TaskBatch:
-        epoch, shots = self.epoch, self.split.settings.shots
+        epoch, shots = self.epoch, self.split.settings.most_shots
         drawn = [self.split.draw(number, self.seed, epoch) for number in numbers]
         images, classes = (torch.stack(parts) for parts in zip(*drawn, strict=True))  # [E, W, K+Q, C, H, W], [E, W]
         untouched = torch.zeros(len(numbers), images.shape[1:3].numel(), 3, dtype=torch.int64)
@@ -156,7 +156,7 @@ def _make_taskset(source: Dataset[Any], settings: EpisodeSettings) -> Any:
     EpisodeSampler(numbers, **settings.shape, class_names=names)  # its errors
     transforms = [
         data.transforms.NWays(dataset, n=settings.ways),
-        data.transforms.KShots(dataset, k=settings.shots + settings.queries),
+        data.transforms.KShots(dataset, k=settings.images_per_class),
         data.transforms.LoadData(dataset),
         TensorImages(),
         data.transforms.RemapLabels(dataset),

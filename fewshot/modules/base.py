@@ -8,8 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fewshot.datamodule import EpisodeBatch, EpisodicDataModule
-from fewshot.evaluation import EpisodeResult, episode_result, evaluate_episodes, query_targets, score
+from fewshot.episodes import in_words
+from fewshot.evaluation import EpisodeResult, Scored, episode_result, evaluate_episodes, query_targets, score
+from fewshot.heads import EpisodeHead
 from fewshot.learn2learn import Learn2LearnDataModule, TaskBatch
+from fewshot.prediction import nearest_images
 from fewshot.saving import episodes_identity
 from swbn_lightning.data.image_data import ImageBatch
 from swbn_lightning.errors import InputError
@@ -39,14 +42,19 @@ class EpisodicModule(TrainingModule):
         kwargs: arguments of :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
+    head: EpisodeHead
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._by_batch: str | None = None  # a norm without statistics for evaluation
         self._embedded: list[tuple[Tensor, Tensor]] = []  # index and features of this process's batches
-        # Of this process's tasks of learn2learn: number, classes, right queries and loss of each.
-        self._scored: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        # Of this process's tasks of learn2learn.
+        self._scored: list[Scored] = []
         #: Accuracy of every episode of the last evaluation of each split.
         self.episode_results: dict[str, EpisodeResult] = {}
+        self._support: tuple[Tensor, ...] = ()  # of `predict`: features of each class's support images
+        #: Of the last batch of ``predict``: each image's nearest support image and the cosine of their features.
+        self.nearest: tuple[Tensor, Tensor] | None = None
 
     def episodic_data(self) -> EpisodicDataModule | Learn2LearnDataModule:
         """The trainer's data module."""
@@ -127,12 +135,18 @@ class EpisodicModule(TrainingModule):
         support = data.prediction.support
         with torch.no_grad():
             features = self.embed(data.normalize(support.images.to(self.device)))
-        self._support = features.view(1, support.num_classes, data.prediction.shots, *features.shape[1:])
+        self._support = features.split(data.prediction.shots)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
-        """Probabilities ``[B, W]`` of the support folder's classes."""
-        logits = self.watch_finite(self.head(self._support, self.embed(batch.images)[None])[0], batch.images)
+        """Probabilities ``[B, W]`` of the support folder's classes; sets :attr:`nearest`."""
+        query = self.embed(batch.images)
+        if len(set(map(len, self._support))) == 1:
+            logits = self.head(torch.stack(self._support)[None], query[None])[0]
+        else:
+            logits = self.head.uneven_logits(self._support, query)
+        self.watch_finite(logits, batch.images)
         self.stop_unless_finite("predict")
+        self.nearest = nearest_images(torch.cat(self._support), query)
         return logits.softmax(-1)
 
     def _keep(self, batch: ImageBatch | TaskBatch) -> None:
@@ -143,7 +157,7 @@ class EpisodicModule(TrainingModule):
             for numbers, *episode in zip(*parts, strict=True):
                 episodes = EpisodeBatch(*episode)
                 right, losses = score(self.head, *self._embed_episodes(episodes))
-                self._scored.append((numbers, episodes.classes, right, losses))
+                self._scored.append(Scored(numbers, episodes.classes, right, losses))
             return
         if self._by_batch is not None:  # only which images: their features are made anew in every episode
             self._embedded.append((batch.numbers, batch.numbers.new_empty(len(batch.numbers), 0)))
@@ -165,8 +179,8 @@ class EpisodicModule(TrainingModule):
             "split": split,
             **facts,
             "episodes": result.num_episodes,
-            "ways": result.ways,
-            "shots": result.shots,
+            "ways": in_words(result.ways),
+            "shots": in_words(result.shots),
             "queries": result.queries,
             "seed": result.seed,
             "accuracy": result.mean,
@@ -192,9 +206,9 @@ class EpisodicModule(TrainingModule):
         if self._by_batch is not None:
             features = image_set.images[index.cpu()]
         if len(index) < len(image_set):
-            whole = torch.bincount(labels)[labels] >= s.shots + s.queries  # classes that have enough images
+            whole = torch.bincount(labels)[labels] >= s.images_per_class  # classes that have enough images
             features, labels = features[whole.to(features.device)], labels[whole]
-            if not self._may_go_on(split, labels, len(image_set), s.ways):
+            if not self._may_go_on(split, labels, len(image_set), s.most_ways):
                 return None
         episodes = min(s.episodes, _PROBE_EPISODES) if self._is_probe() else s.episodes
         result = evaluate_episodes(
@@ -220,22 +234,19 @@ class EpisodicModule(TrainingModule):
         self._scored.clear()
         if self.trainer.world_size > 1:
             parts = [self.all_gather(part).flatten(0, 1) for part in parts]  # type: ignore[union-attr]
-        numbers, classes, right, losses = (part.cpu() for part in parts)
-        first = _each_once(numbers)
+        first = _each_once(parts[0]).cpu()
+        scored = Scored(*(part.cpu()[first] for part in parts))
         tasks = data.task_split(split)
         s, labels = tasks.settings, torch.arange(len(tasks.class_numbers))
         if len(first) < s.episodes and not self._is_probe():
             rank_zero_warn(f"evaluated on {len(first)} of {s.episodes} {split} episodes (limit_*_batches).")
-        result = episode_result(
-            self.head, labels, classes[first], right[first], losses[first],
-            shots=s.shots, queries=s.queries, seed=data.eval_seed,
-        )  # fmt: skip
+        result = episode_result(self.head, labels, [scored], **s.shape, seed=data.eval_seed)
         facts = {
             "classes": len(labels),
             "images": len(tasks.taskset.dataset),
             "tasks": "learn2learn, one by one",
             # The classes drawn stand for the tasks, which the seed does not tell.
-            "episodes_id": episodes_identity(classes[first].flatten(), self.class_names(split), s, data.eval_seed),
+            "episodes_id": episodes_identity(scored.classes.flatten(), self.class_names(split), s, data.eval_seed),
         }
         return result, facts
 

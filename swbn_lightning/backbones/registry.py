@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swbn_lightning.backbones.base import Backbone
+from swbn_lightning.backbones.conv4 import Conv4
 from swbn_lightning.backbones.library import LibraryBackbone, TimmBackbone, TorchvisionBackbone
 from swbn_lightning.backbones.mlp import MLP
 from swbn_lightning.backbones.resnet import ResNet
@@ -32,6 +33,7 @@ _BACKBONES: dict[str, Callable[..., Backbone]] = {
     "wrn_28_10": functools.partial(WideResNet, depth=28, width=10),
     "wrn_40_10": functools.partial(WideResNet, depth=40, width=10),
     # for 84x84 images
+    "conv4": Conv4,
     "resnet12": ResNet12,
     # for 224x224 images
     "resnet50": functools.partial(ResNet, layers=_50, groups=1, group_width=64),

@@ -12,6 +12,8 @@ regularisation  none                           dropout (blocks 1, 2), DropBlock 
 84x84 gives     512x6x6                        640x5x5
 parameters      8.0 M                          12.4 M
 ==============  =============================  ==========================================
+
+The features are the mean of the last map, as in LibFewShot. MetaOptNet's own code flattens it: 16,000 values for 84x84.
 """
 
 from torch import Tensor, nn
@@ -33,9 +35,9 @@ class ResNet12(Backbone):
         in_channels: 3 for RGB, 1 for gray.
         form: ``"can"`` or ``"metaoptnet"``.
         drop_rate: rate of dropout and DropBlock, only for MetaOptNet's form; 0 (the default) for none. Its public code
-            uses 0.1 for mini-ImageNet, and raises DropBlock's rate over 20 epochs; here the rate is constant.
-        drop_block_size: side of the square that DropBlock removes, an odd number; 5 as in the public code. On a smaller
-            map, the largest odd side that fits.
+            uses 0.1, and raises DropBlock's rate to it over the first 40,000 steps; here the rate is constant.
+        drop_block_size: side of the square that DropBlock removes, an odd number; 5 as in the public code for 84x84
+            pixels (2 for 32x32). On a smaller map, the largest odd side that fits.
     """
 
     min_image_size = 16

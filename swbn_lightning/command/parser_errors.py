@@ -3,7 +3,12 @@
 import re
 
 _CLASS = "dot import path string: "
-_TYPES = {"<class 'NoneType'>": "null", "<class 'dict'>": "a mapping", "<class 'list'>": "a list"}
+_TYPES = {
+    "<class 'NoneType'>": "null",
+    "<class 'dict'>": "a mapping",
+    "<class 'list'>": "a list",
+    "<class 'tuple'>": "a list",
+}
 
 
 def in_one_sentence(message: str) -> str:

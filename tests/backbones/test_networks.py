@@ -30,6 +30,7 @@ NETWORKS = {
     "wrn": (640, 8, (8, 8)),
     "wrn_28_10": (640, 8, (8, 8)),
     "wrn_40_10": (640, 8, (8, 8)),
+    "conv4": (64, 16, (2, 2)),
     **dict.fromkeys(IMAGENET, (2048, 64, (7, 7))),
 }
 BN = NormFactory("bn")
@@ -97,6 +98,11 @@ def test_parameters_by_hand_where_nobody_prints_them():
     widths = [3, 64, 64, 128, 128, 256, 256, 512, 512, 512]  # appendix A
     vgg = sum(9 * i * o for i, o in itertools.pairwise(widths)) + 2 * sum(widths[1:])
     assert parameters(on_meta("vgg"), 10) == vgg + 512 * 10 + 10
+    # Snell et al.'s code prints 113,088: with the biases of its four convolutions.
+    conv4 = 9 * 3 * 64 + 3 * 9 * 64 * 64 + 4 * 2 * 64
+    assert parameters(on_meta("conv4"), 0) == conv4 == 113_088 - 4 * 64
+    flat = on_meta("conv4", flatten=True, image_size=84)
+    assert flat.num_features == 64 * 5 * 5 == 1600 and parameters(flat, 0) == conv4
     mlp = 784 * 1024 + 2 * 1024**2 + 3 * 2 * 1024  # appendix E
     assert parameters(on_meta("mlp"), 10) == mlp + 1024 * 10 + 10
     # Projections, and appendix B's 1x1 convolutions: 5 units of each width.
@@ -196,7 +202,7 @@ def test_maps_are_averaged_to_features(name):
     ("name", "mode"),
     [
         ("mlp", "fan_in"), ("vgg", "glorot"), ("resnet32", "fan_out"), ("resnetv2_56", "fan_out"),
-        ("wrn", "fan_in"), ("resnetv2_50", "fan_out"),
+        ("wrn", "fan_in"), ("resnetv2_50", "fan_out"), ("conv4", "fan_out"),
     ],
 )  # fmt: skip
 def test_initialisation_is_the_papers(name, mode):
@@ -218,6 +224,8 @@ def test_initialisation_is_the_papers(name, mode):
     [
         ("mlp", {"hidden": [32, 32, 16], "image_size": 8}, 8, 3, 0),
         ("vgg", {}, 16, 9, 0),
+        ("conv4", {}, 20, 4, 0),
+        ("conv4", {"flatten": True, "image_size": 32}, 32, 4, 0),
         ("resnet32", {"form": "appendix"}, 8, 33, 1),
         (partial(ResNet, layers=(1, 1, 1, 1)), {"placement": "imagenet"}, 32, 17, 1),
         # The norms that follow an addition stay: all but the second and third of each unit and the stem's.
@@ -236,7 +244,9 @@ def test_fusing_leaves_no_norm_and_the_same_function(name, options, size, folded
     assert report.untraced == () and next(named_norms(fused), None) is None
 
 
-@pytest.mark.parametrize(("name", "smallest"), [("vgg", 16), ("resnet12", 16), ("wrn", 4), ("resnetv2_50", 32)])
+@pytest.mark.parametrize(
+    ("name", "smallest"), [("vgg", 16), ("conv4", 16), ("resnet12", 16), ("wrn", 4), ("resnetv2_50", 32)]
+)
 def test_the_smallest_image_passes_and_a_smaller_one_is_refused(name, smallest):
     backbone = build_backbone(name).eval()
     assert backbone.min_image_size == smallest
@@ -263,9 +273,26 @@ def test_an_mlp_takes_its_own_size_alone_and_has_no_map():
         backbone.forward_features(torch.zeros(2, 3, 8, 8))
 
 
+def test_flattened_conv4_takes_its_own_size_alone_and_has_no_map():
+    backbone = build_backbone("conv4", flatten=True, image_size=32).eval()
+    images = torch.randn(2, 3, 32, 32)
+    averaging = build_backbone("conv4").eval()
+    averaging.load_state_dict(backbone.state_dict())
+    maps = averaging.forward_features(images)
+    assert torch.equal(backbone(images), maps.flatten(1)) and backbone.num_features == 256
+    backbone.check_image_size(32, 32)
+    with pytest.raises(ValueError, match="of 32x32 pixels, got 84x84: set image_size"):
+        backbone.check_image_size(84, 84)
+    with pytest.raises(ValueError, match="gives a vector, no feature map"):
+        backbone.forward_features(images)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
+        ("conv4", {"flatten": True}, r"belong together.*got flatten=True, image_size=None"),
+        ("conv4", {"image_size": 84}, r"belong together.*got flatten=False, image_size=84"),
+        ("conv4", {"flatten": True, "image_size": 15}, "at least 16x16 pixels, got 15x15"),
         ("mlp", {"hidden": []}, "at least one width"),
         ("mlp", {"image_size": 0}, "image_size must be"),
         ("resnet32", {"form": "figure"}, "'figure'.*appendix, he"),

@@ -174,6 +174,33 @@ def test_v1_is_he_et_als_and_the_appendixs_figures(shortcut, form):
     net.check(backbone, x.mean((2, 3)))
 
 
+@pytest.mark.parametrize("flatten", [False, True])
+def test_conv4_is_snell_et_als(flatten):
+    backbone = build_backbone("conv4", **({"flatten": True, "image_size": 47} if flatten else {}))
+    net = make(backbone)
+    x = net.images = IMAGES[:, :, :47, :47].double()  # 23, 11, 5, 2: a half pixel is left out
+    for block in range(4):
+        x = F.max_pool2d(net.norm_relu(net.conv(x, f"layers.{4 * block}"), f"layers.{4 * block + 1}"), 2)
+    assert x.shape[1:] == (64, 2, 2)
+    net.check(backbone, x.flatten(1) if flatten else x.mean((2, 3)))
+
+
+def test_metaoptnets_resnet12_is_its_authors_code():
+    def leaky(x):
+        return torch.where(x > 0, x, 0.1 * x)
+
+    backbone = build_backbone("resnet12", form="metaoptnet")
+    net = make(backbone)
+    x = net.images
+    for number in range(4):
+        block, out = f"blocks.{number}", x
+        for k in (1, 2, 3):
+            out = net.norm(net.conv(out, f"{block}.conv{k}"), f"{block}.norm{k}")
+            out = leaky(out) if k < 3 else out
+        x = F.max_pool2d(leaky(out + net.norm(net.conv(x, f"{block}.shortcut.0"), f"{block}.shortcut.1")), 2)
+    net.check(backbone, x.mean((2, 3)))
+
+
 def test_wide_resnet_is_the_authors_code():
     width = 2
     backbone = WideResNet(BN, depth=16, width=width)

@@ -263,6 +263,7 @@ def test_without_validation_and_with_parts_missing():
         ({"val": lambda: Colours(side=9)}, r"val: images are \[3, 9, 9\], those of another split \[3, 8, 8\]"),
         ({"mean": (0.5,) * 2, "std": (0.5,) * 2}, "mean and std are of 2 channels, the images of 3"),
         ({"mean": (0.5,) * 3}, "mean and std belong together"),
+        ({"test_episodes": EpisodeSettings(ways=(2, 3))}, "test_episodes: .* number of ways .* got ways=2-3, shots=1"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said(options, words):

@@ -149,6 +149,7 @@ def test_cross_attention_through_the_command(capsys):
     for name, shade in (("dark", 20), ("bright", 220)):
         (Path("support") / name).mkdir(parents=True)
         Image.new("L", (16, 16), shade).save(f"support/{name}/0.png")
+    Image.new("L", (16, 16), 230).save("support/bright/1.png")  # one more than of the other class
     main(["predict", *arguments, "--ckpt_path=runs/can", "--data.support=support", "--data.query=support/dark/0.png"])
     assert re.search(r"0.png +│ +dark", capsys.readouterr().out)
 

@@ -110,7 +110,15 @@ def test_odd_values_of_a_cells_results():
     good = {"ways": 5, "shots": 1, "queries": 15, "episodes": 9, "seed": 0, "loss": 1.0, "ci95": None}
     whole = ("ways", "shots", "queries", "episodes", "seed")
     _check(good, whole)
-    for key, value in (("ci95", "x"), ("ways", "\x1b]0;x\x07"), ("ways", [1]), ("seed", [1]), ("loss", {})):
+    _check({**good, "ways": "5-20"}, whole)
+    for key, value in (
+        ("ci95", "x"),
+        ("ways", "\x1b]0;x\x07"),
+        ("ways", [1]),
+        ("seed", "5-20"),
+        ("seed", [1]),
+        ("loss", {}),
+    ):
         with pytest.raises(InputError, match=f"its {key} is"):
             _check({**good, key: value}, whole)
 

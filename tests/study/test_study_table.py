@@ -55,7 +55,9 @@ def test_the_papers_figures_stand_beside_the_networks(tmp_path):
     assert row.paper is None and row.paper_note == "" and row.norm_args == '{"num_groups": 3}'
 
 
-@pytest.mark.parametrize(("shots", "backbone", "paper"), [(5, "resnet12", 0.7374), (1, "resnet20", None)])
+@pytest.mark.parametrize(
+    ("shots", "backbone", "paper"), [(5, "resnet12", 0.7374), (1, "resnet20", None), ("1-5", "resnet12", None)]
+)
 def test_the_papers_few_shot_figure_is_that_of_method_network_ways_and_shots(tmp_path, shots, backbone, paper):
     model = {"class_path": "fewshot.PrototypicalNetwork", "init_args": {"backbone": backbone}}
     data = {"class_path": "fewshot.EpisodicDataModule", "init_args": {"dataset": "mini-imagenet"}}

@@ -1,21 +1,25 @@
 """What a page consists of, and the template that makes HTML of it, in which everything is escaped."""
 
 import base64
+import io
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
+from PIL import Image
 
 from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.reading import finite
 
 TEMPLATE = "page.html.jinja"
 Part = dict[str, Any]  # its `kind` says how the template shows it
+_SIDE = 96  # of a thumbnail, CSS pixels
 
 
 class Number(str):
@@ -40,6 +44,12 @@ class Code(str):
     """The same, as code."""
 
     kind = "code"
+
+
+class Thumbnail(str):
+    """A name below its picture."""
+
+    kind, data = "thumbnail", ""
 
 
 NONE = Number("–")
@@ -88,6 +98,20 @@ def picture(figure: Figure, alternative: str, *caption: Any, wide: bool = False)
     width = round(96 * figure.get_figwidth())  # CSS pixels an inch
     return {"kind": "picture", "alternative": alternative, "data": _base64(to_png(figure)), "width": width,
             "caption": caption, "wide": wide}  # fmt: skip
+
+
+def thumbnail(pixels: np.ndarray, name: str) -> Thumbnail:
+    """A name below its picture, uint8 ``[H, W, 3]`` or gray ``[H, W]``, made small or, by whole factors, large."""
+    image = Image.fromarray(pixels)
+    times = _SIDE // max(image.size)
+    if times > 1:  # small ones keep their pixels apart
+        image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+    image.thumbnail((_SIDE, _SIDE))
+    file = io.BytesIO()
+    image.save(file, format="jpeg", quality=90)
+    made = Thumbnail(name)
+    made.data = _base64(file.getvalue())
+    return made
 
 
 def details(title: str, parts: Sequence[Part | None], opened: bool = False) -> Part:

@@ -1,6 +1,7 @@
 """What the runs of a study measured, one row a training seed, test and metric."""
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from swbn_lightning.runs.study.running import chosen_checkpoint, finished_test, 
 # Of a test's results; with their names in the paper's tables.
 METRICS = {"accuracy": ("accuracy", "top1"), "top5": ("top5",)}
 _WHOLE_OF_EPISODES = ("ways", "shots", "queries", "episodes", "seed")
+_MAY_BE_RANGES = ("ways", "shots")  # as "5-20"
 # Of study.csv: docs/studies.md says what they mean.
 COLUMNS = [
     "config", "dataset", "method", "network", "network_args", "norm", "norm_args", "seed",
@@ -145,8 +147,10 @@ def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
 def _check(result: dict[str, Any], whole: Sequence[str]) -> None:
     """Refuse what cannot be computed with, or is text that would be shown."""
     for name in whole:
-        if type(result[name]) is not int:
-            raise InputError(f"its {name} is {result[name]!r}, not a whole number")
+        value = result[name]
+        ranged = name in _MAY_BE_RANGES and isinstance(value, str) and re.fullmatch("[0-9]+-[0-9]+", value)
+        if type(value) is not int and not ranged:
+            raise InputError(f"its {name} is {value!r}, not a whole number")
     for name in ("loss", "ci95"):
         value = result[name]
         if type(value) not in (int, float) and not (name == "ci95" and value is None):
