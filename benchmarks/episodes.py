@@ -3,12 +3,14 @@
     python -m benchmarks.episodes
     python -m benchmarks.episodes --episodes 10000 --map-episodes 2000 --rounds 1
 
-Random images and features of ``--classes`` classes of ``--images`` each, on which the time does not depend; episodes of
-``--ways``, ``--shots`` and ``--queries``. ``draw`` are only index tensors. Prototypes, matching and cross attention
-are drawn and scored from features of 64 numbers, or from maps of 64x8x8. ``images`` are training batches as the model
-gets them (32x32, gathered, cropped, flipped, normalised); ResNet20's training step on such a batch stands beside them.
+Random images and features of ``--classes`` overlapping classes of ``--images`` each; episodes of ``--ways``,
+``--shots`` and ``--queries``. ``draw`` are only index tensors. All heads are drawn and scored from features of 64
+numbers, cross attention from maps of 64x8x8. Their time does not depend on the features, but logistic regression's
+does a little. ``images`` are training batches as the model gets them (32x32, gathered, cropped, flipped, normalised);
+ResNet20's training step on such a batch stands beside them.
 
-learn2learn's ``Taskset`` hands out the same images, not scored, where it is installed (``make learn2learn``).
+Where they are installed: learn2learn's ``Taskset`` hands out the same images, not scored (``make learn2learn``), and
+scikit-learn fits and scores its logistic regression with the same options, one episode after the other.
 
 The passes take turns, and the figures are medians over the rounds. Memory is the peak of tensors and of Python's and
 NumPy's objects in a pass of at most ``--memory-episodes`` episodes, what was there before not counted. Prints a
@@ -20,8 +22,10 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from benchmarks.memory import PeakMemory
@@ -36,11 +40,15 @@ from fewshot import (
     evaluate_episodes,
 )
 from fewshot.episodes import EpisodeSampler
+from fewshot.heads import FeatureHead, build_head
 from swbn_lightning.data import ImageSet
 
 FEATURES, SIDE, IMAGE_SIZE = 64, 8, 32  # ResNet20's features and maps at CIFAR's size
 LEARN2LEARN = "learn2learn Taskset"
+SKLEARN = "scikit-learn's logistic regression, 64"
 STEP = "ResNet20's step"
+LIBRARIES = {"learn2learn": LEARN2LEARN, "scikit-learn": SKLEARN}
+HEADS = ("nearest-centroid", "soft-kmeans", "laplacian-shot", "ridge", "logistic-regression")
 
 
 class Piece(NamedTuple):
@@ -70,19 +78,22 @@ def main() -> None:
         row["times_learn2learn"] = row["episodes_per_second"] / base if base else None
     print(table(rows))
     print(f"\n{share(rows)}")
-    write(options, rows, *(["learn2learn"] if base else []))
+    write(options, rows, *(name for name, piece in LIBRARIES.items() if piece in found))
 
 
 def pieces(options: argparse.Namespace, device: torch.device) -> dict[str, Piece]:
     """All that is measured, by name."""
     labels = torch.arange(options.classes).repeat_interleave(options.images)
     shape = {"ways": options.ways, "shots": options.shots, "queries": options.queries}
-    features = torch.randn(len(labels), FEATURES, device=device)
+    features = torch.randn(options.classes, FEATURES)[labels] + 2 * torch.randn(len(labels), FEATURES)
+    features = features.to(device)
     maps = torch.randn(len(labels), FEATURES, SIDE, SIDE, device=device)
     pixels = torch.randint(0, 256, (len(labels), 3, IMAGE_SIZE, IMAGE_SIZE), dtype=torch.uint8)
 
     def scoring(head: nn.Module, of: Tensor) -> Callable[[int], object]:
         head.to(device)
+        if isinstance(head, FeatureHead):
+            head.set_base_mean(features.mean(0))
         return lambda count: evaluate_episodes(of, labels, head, num_episodes=count, seed=options.seed, **shape)
 
     sampler = EpisodeSampler(labels, **shape)
@@ -92,6 +103,7 @@ def pieces(options: argparse.Namespace, device: torch.device) -> dict[str, Piece
     found = {
         "draw": Piece(lambda count: sampler.draw(range(count), options.seed), many),
         "prototypes, 64": Piece(scoring(PrototypicalHead(), features), many),
+        **{f"{name}, 64": Piece(scoring(build_head(name), features), many) for name in HEADS},
         "matching, 64": Piece(scoring(MatchingHead(), features), many),
         "matching, full context, 64": Piece(scoring(context, features), options.context_episodes),
         "cross attention, 64x8x8": Piece(scoring(CrossAttentionHead(SIDE**2), maps), few),
@@ -99,6 +111,8 @@ def pieces(options: argparse.Namespace, device: torch.device) -> dict[str, Piece
         STEP: Piece(training.steps, options.step_episodes),
     }
     dataset = TensorDataset(pixels, labels)
+    if installed("sklearn"):
+        found[SKLEARN] = Piece(sklearn_regressions(features.cpu(), sampler, options), library)
     if installed("learn2learn"):
         found[LEARN2LEARN] = Piece(learn2learn_tasks(dataset, options), library)
     return found
@@ -177,6 +191,26 @@ def learn2learn_tasks(dataset: TensorDataset, options: argparse.Namespace) -> Ca
     return run
 
 
+def sklearn_regressions(
+    features: Tensor, sampler: EpisodeSampler, options: argparse.Namespace
+) -> Callable[[int], object]:
+    """Logistic regression as RFS's public code calls it: normalised features, C = 1, L-BFGS."""
+    from sklearn.linear_model import LogisticRegression
+
+    normalised = F.normalize(features, dim=1).numpy()
+    of_support, of_query = (np.arange(options.ways).repeat(each) for each in (options.shots, options.queries))
+
+    def run(count: int) -> list[float]:
+        episodes = sampler.draw(range(count), options.seed)
+        accuracies = []
+        for support, query in zip(episodes.support.flatten(1), episodes.query.flatten(1), strict=True):
+            fitted = LogisticRegression(C=1.0, max_iter=1000).fit(normalised[support], of_support)
+            accuracies.append(fitted.score(normalised[query], of_query))
+        return accuracies
+
+    return run
+
+
 def peak(run: Pass) -> int:
     """Bytes: tensors at their peak and Python's objects (NumPy's arrays among them) at theirs."""
     tracemalloc.start()
@@ -215,7 +249,7 @@ def _options() -> argparse.Namespace:
         "episodes": (10_000, "drawn; scored from features"),
         "context_episodes": (1000, "scored by matching with full context"),
         "map_episodes": (200, "scored from maps"),
-        "library_episodes": (200, "handed out as images"),
+        "library_episodes": (200, "handed out as images; scored by scikit-learn"),
         "step_episodes": (4, "of a training step"),
         "memory_episodes": (200, "at most, to measure memory"),
         "classes": (20, ""),

@@ -3,11 +3,21 @@
 from fewshot.datamodule import EpisodicDataModule
 from fewshot.episodes import Episodes, EpisodeSampler, EpisodeSettings, sample_episodes
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
-from fewshot.heads import CrossAttentionHead, MatchingHead, PrototypicalHead
+from fewshot.heads import (
+    CrossAttentionHead,
+    LaplacianShotHead,
+    LogisticRegressionHead,
+    MatchingHead,
+    NearestCentroidHead,
+    PrototypicalHead,
+    RidgeHead,
+    SoftKMeansHead,
+)
 from fewshot.learn2learn import EpisodeTaskset, Learn2LearnDataModule
 from fewshot.modules.cross_attention import CrossAttentionNetwork
 from fewshot.modules.matching import MatchingNetwork
 from fewshot.modules.prototypical import PrototypicalNetwork
+from fewshot.modules.transfer import TransferNetwork
 
 __all__ = [
     "CrossAttentionHead",
@@ -18,11 +28,17 @@ __all__ = [
     "EpisodeTaskset",
     "Episodes",
     "EpisodicDataModule",
+    "LaplacianShotHead",
     "Learn2LearnDataModule",
+    "LogisticRegressionHead",
     "MatchingHead",
     "MatchingNetwork",
+    "NearestCentroidHead",
     "PrototypicalHead",
     "PrototypicalNetwork",
+    "RidgeHead",
+    "SoftKMeansHead",
+    "TransferNetwork",
     "evaluate_episodes",
     "sample_episodes",
 ]

@@ -134,10 +134,15 @@ def evaluate_episodes(
     if chunk_size is not None:
         require_positive("evaluate_episodes", chunk_size=chunk_size)
     sampler = EpisodeSampler(labels, ways, shots, queries, class_names)
-    image_bytes = features[0].numel() * features.element_size() * getattr(head, "features_held", 1)
+    held = features[0].numel() * features.element_size() * getattr(head, "features_held", 1)
+
+    def bytes_of(ways: int, shots: int) -> int:
+        extra = head.extra_bytes(ways, shots, queries) if isinstance(head, EpisodeHead) else 0
+        return ways * (shots + queries) * held + extra
+
     scored = []
     with evaluating(head):
-        for numbers in _chunks(sampler, num_episodes, seed, 1 if embed is not None else chunk_size, image_bytes):
+        for numbers in _chunks(sampler, num_episodes, seed, 1 if embed is not None else chunk_size, bytes_of):
             episodes = sampler.draw(numbers, seed)
             support, query = (rows.to(features.device) for rows in (episodes.support, episodes.query.flatten(1)))
             support, query = features[support], features[query]
@@ -204,14 +209,14 @@ def episode_result(
 
 
 def _chunks(
-    sampler: EpisodeSampler, num_episodes: int, seed: int, chunk_size: int | None, image_bytes: int
+    sampler: EpisodeSampler, num_episodes: int, seed: int, chunk_size: int | None, bytes_of: Callable[[int, int], int]
 ) -> Iterator[np.ndarray]:
     """Numbers of the episodes that are scored at once: of one shape, and as many as fit if ``chunk_size`` is None."""
     numbers = np.arange(num_episodes)
     shapes = sampler.shapes(numbers, seed)
     for ways, shots in np.unique(shapes, axis=0).tolist():
         own = numbers[(shapes == (ways, shots)).all(1)]
-        size = chunk_size or max(1, _CHUNK_BYTES // (ways * (shots + sampler.queries) * image_bytes))
+        size = chunk_size or max(1, _CHUNK_BYTES // bytes_of(ways, shots))
         for start in range(0, len(own), size):
             yield own[start : start + size]
 

@@ -2,8 +2,9 @@
 
 import difflib
 import itertools
+import math
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 
 
 class InputError(ValueError):
@@ -41,3 +42,17 @@ def require_positive(kind: str, **values: int) -> None:
     for name, value in values.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise InputError(f"{kind}: {name} must be an integer of at least 1, got {value!r}.")
+
+
+def require_positive_number(kind: str, **values: float) -> None:
+    """Raise :class:`InputError` for the first of ``values`` that is not a positive and finite number."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise InputError(f"{name} of {kind} must be positive and finite, got {value!r}.")
+
+
+def require_flag(kind: str, **values: bool) -> None:
+    """Raise :class:`InputError` for the first of ``values`` that is neither true nor false."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{kind}: {name} must be true or false, got {value!r}.")

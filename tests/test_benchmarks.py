@@ -156,7 +156,9 @@ def test_episodes(run, capsys):
     content = run(episodes, "--smoke", "--device=cpu")
     torch.set_num_threads(threads)
     rows = {row["piece"]: row for row in content["rows"]}
-    assert (episodes.LEARN2LEARN in rows) == bool(importlib.util.find_spec("learn2learn"))
+    for piece, package in ((episodes.LEARN2LEARN, "learn2learn"), (episodes.SKLEARN, "sklearn")):
+        assert (piece in rows) == bool(importlib.util.find_spec(package))
+    assert {f"{name}, 64" for name in episodes.HEADS} < set(rows)
     for row in rows.values():
         assert row["episodes_per_second"] == pytest.approx(row["episodes"] / row["seconds"])
     # 4 episodes of 5 x 20 images of 3x32x32 floats, once at least; and the indices of 4 episodes.

@@ -65,6 +65,22 @@ def test_seeds_of_a_run_lie_under_one_path(tmp_path):
     assert found.over_episodes.half_width == pytest.approx(half, rel=1e-6)
 
 
+def test_heads_chosen_for_the_test(tmp_path):
+    """One each: the heads are compared. Several: each with itself; under one path they are never taken for one."""
+    bn = saved(tmp_path, "bn", episodes(0), head="ridge")
+    swbn = saved(tmp_path, "swbn", episodes(1), head="nearest-centroid")
+    (first, second) = compare([bn, swbn])
+    assert first.setting == "test, 5-way 1-shot, 15 queries, seed 0" and second.difference is not None
+    saved(tmp_path, "swbn", episodes(2), head="ridge", version=2)
+    (first, second) = compare([bn, swbn])
+    assert first.setting.endswith("seed 0, ridge") and second.accuracy.mean == pytest.approx(episodes(2).mean())
+    saved(tmp_path, "gn", episodes(3), head="soft-kmeans")
+    with pytest.raises(
+        InputError, match=r"no test in common \(.*seed 0, nearest-centroid, .*seed 0, ridge; .*soft-kmean"
+    ):
+        compare([swbn, str(tmp_path / "gn")])
+
+
 def test_the_shared_seeds_are_paired(tmp_path):
     values = {seed: episodes(seed) / 2 for seed in (0, 1, 2)}
     for norm, seeds in {"a": (0, 1), "b": (1, 2), "c": (7,)}.items():

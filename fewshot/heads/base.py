@@ -26,6 +26,12 @@ class EpisodeHead(nn.Module):
     transductive: bool = False
     #: About how many times the size of an episode's features it holds at once, without gradients.
     features_held: int = 1
+    #: Whether its loss on training episodes can train it, or the backbone through it.
+    learns_from_episodes: bool = True
+
+    def extra_bytes(self, ways: int, shots: int, queries: int) -> int:
+        """About how many bytes an episode takes besides features, logits and what is of their size."""
+        return 0
 
     def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
         """Compute the logits ``[M, W]`` of one episode whose classes have any numbers of support images.

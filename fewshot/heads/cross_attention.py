@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fewshot.heads.base import EpisodeHead, accumulating, means_as_shots
-from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.errors import InputError, require_positive, require_positive_number
 from swbn_lightning.norms import NormFactory
 from swbn_lightning.norms.health import check_running_statistics
 
@@ -74,9 +74,7 @@ class CrossAttentionHead(EpisodeHead):
     ) -> None:
         super().__init__()
         require_positive("cross attention", num_positions=num_positions, reduction=reduction)
-        for name, value in (("temperature", temperature), ("scale", scale)):
-            if not 0 < value < float("inf"):
-                raise InputError(f"{name} of cross attention must be positive and finite, got {value!r}.")
+        require_positive_number("cross attention", temperature=temperature, scale=scale)
         self.num_positions, self.temperature, self.scale = num_positions, temperature, scale
         self.transductive = transductive
         hidden = max(1, num_positions // reduction)

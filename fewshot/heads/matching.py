@@ -1,6 +1,5 @@
 """Matching networks: attention over the support set."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fewshot.heads.base import EpisodeHead, accumulating
-from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.errors import InputError, require_positive, require_positive_number
 
 
 class MatchingHead(EpisodeHead):
@@ -48,8 +47,7 @@ class MatchingHead(EpisodeHead):
         context_steps: int = 5,
     ) -> None:
         super().__init__()
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature of matching must be positive and finite, got {temperature!r}.")
+        require_positive_number("matching", temperature=temperature)
         logarithm = torch.tensor(float(temperature)).log()
         if learn_temperature:
             self.log_temperature = nn.Parameter(logarithm)

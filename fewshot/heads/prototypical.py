@@ -1,6 +1,5 @@
 """Classification by the nearest class mean."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fewshot.heads.base import EpisodeHead, accumulating, means_as_shots
-from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.errors import InputError, require_positive_number, unknown_name
 
 METRICS = ("euclidean", "cosine")
 
@@ -47,8 +46,7 @@ class PrototypicalHead(EpisodeHead):
             raise InputError("average_channels belongs to metric 'euclidean'; a cosine has no sum over channels.")
         if scale is None:
             scale = 10.0 if metric == "cosine" or average_channels else 1.0
-        if not 0 < scale < math.inf:
-            raise InputError(f"scale of prototypes must be positive and finite, got {scale!r}.")
+        require_positive_number("prototypes", scale=scale)
         self.metric, self.average_channels, self.scale = metric, average_channels, scale
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:

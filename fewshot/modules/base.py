@@ -43,6 +43,8 @@ class EpisodicModule(TrainingModule):
     """
 
     head: EpisodeHead
+    #: What results call the head, where the same training can be tested with several.
+    head_label: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -129,7 +131,10 @@ class EpisodicModule(TrainingModule):
             raise InputError("predict names images in one process; give --trainer.devices 1.")
         check_running_statistics(self)
         if getattr(self.head, "transductive", False):
-            raise InputError("predict names each image by itself; leave out transductive: true.")
+            raise InputError(
+                "predict names each image by itself, not many together; leave out transductive: true, or take a head "
+                "that is not transductive."
+            )
         data = self.episodic_data()
         assert isinstance(data, EpisodicDataModule) and data.prediction is not None
         support = data.prediction.support
@@ -187,6 +192,7 @@ class EpisodicModule(TrainingModule):
             "ci95": result.ci95,
             "std": result.std,
             "loss": result.loss,
+            **({"head": self.head_label} if self.head_label is not None else {}),
             **({"inference": "transductive"} if result.transductive else {}),
             **({"inference": "batch statistics"} if self._by_batch is not None else {}),
         }
@@ -210,7 +216,7 @@ class EpisodicModule(TrainingModule):
             features, labels = features[whole.to(features.device)], labels[whole]
             if not self._may_go_on(split, labels, len(image_set), s.most_ways):
                 return None
-        episodes = min(s.episodes, _PROBE_EPISODES) if self._is_probe() else s.episodes
+        episodes = min(s.episodes, _PROBE_EPISODES) if self.is_probe() else s.episodes
         result = evaluate_episodes(
             features,
             labels,
@@ -238,7 +244,7 @@ class EpisodicModule(TrainingModule):
         scored = Scored(*(part.cpu()[first] for part in parts))
         tasks = data.task_split(split)
         s, labels = tasks.settings, torch.arange(len(tasks.class_numbers))
-        if len(first) < s.episodes and not self._is_probe():
+        if len(first) < s.episodes and not self.is_probe():
             rank_zero_warn(f"evaluated on {len(first)} of {s.episodes} {split} episodes (limit_*_batches).")
         result = episode_result(self.head, labels, [scored], **s.shape, seed=data.eval_seed)
         facts = {
@@ -259,7 +265,7 @@ class EpisodicModule(TrainingModule):
         Outside a probe, warns that it is only a part, or raises if it holds too few classes.
         """
         available = len(labels.unique())
-        if self._is_probe():
+        if self.is_probe():
             return available >= ways  # a batch or two may hold no episode; nothing is wrong with that here
         remedy = "To make evaluation shorter, lower its number of episodes instead of limit_*_batches."
         if available < ways:
@@ -270,7 +276,8 @@ class EpisodicModule(TrainingModule):
         )
         return True
 
-    def _is_probe(self) -> bool:
+    def is_probe(self) -> bool:
+        """Whether Lightning only tries if everything works (its sanity check, ``fast_dev_run``)."""
         return bool(self.trainer.sanity_checking or self.trainer.fast_dev_run)  # type: ignore[attr-defined]
 
     def _gather_embedded(self) -> tuple[Tensor, Tensor]:

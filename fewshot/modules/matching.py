@@ -30,3 +30,4 @@ class MatchingNetwork(EpisodicModule):
         self.head = MatchingHead(
             temperature, learn_temperature, full_context, self.backbone.num_features, context_steps
         )
+        self.head_needs_no_training = not full_context  # a temperature only

@@ -16,6 +16,8 @@ class PrototypicalNetwork(EpisodicModule):
         kwargs: backbone, norm, optimiser and schedule, as in :class:`~swbn_lightning.training.module.TrainingModule`.
     """
 
+    head_needs_no_training = True
+
     def __init__(
         self,
         metric: str = "euclidean",

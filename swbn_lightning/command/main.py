@@ -91,6 +91,7 @@ class SwbnCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         with classes_made_with_care(self.parser, self.config[self.subcommand]):
             super().instantiate_classes()
+        settings.require_trained(self.model, self.config[self.subcommand], str(self.subcommand))
         if isinstance(self.model, TrainingModule):
             say_less_of_own_models()
             if "verbose" in (own := self.config_init[self.subcommand]):

@@ -15,6 +15,7 @@ from swbn_lightning.command.parts import as_list
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import read_yaml
 from swbn_lightning.runs.checkpoints import find_checkpoint
+from swbn_lightning.training.module import TrainingModule
 
 _NORMS = {"norm": "norm_args", "fusion_norm": "fusion_norm_args"}  # arguments of models
 _PREFERENCES = ("best", "last")  # Lightning's words for a checkpoint
@@ -49,18 +50,26 @@ def import_modules(names: list[str] | str) -> None:
 
 
 def checkpoint_to_load(own: Namespace, command: str) -> str | None:
-    """The file that ``ckpt_path`` means; None where none is given and none is needed (``fast_dev_run`` is probing)."""
+    """The file that ``ckpt_path`` means; None where none is given."""
     path = own.get("ckpt_path")
     if path is None:
-        if command != "fit" and not own.trainer.fast_dev_run:
-            raise InputError(
-                f"{command} needs the weights of a trained model: --ckpt_path runs/NAME (the best checkpoint of "
-                "the newest run of that name) or a .ckpt file."
-            )
         return None
     if path in _PREFERENCES and not Path(path).exists():
         return str(find_checkpoint(Path(own.run.root, own.run.name), path))
     return str(find_checkpoint(path, "last" if command == "fit" else "best"))
+
+
+def require_trained(model: Any, own: Namespace, command: str) -> None:
+    """Raise :class:`InputError` for an evaluation of weights that nobody trained (``fast_dev_run`` is probing)."""
+    if command == "fit" or own.get("ckpt_path") is not None or own.trainer.fast_dev_run:
+        return
+    if isinstance(model, TrainingModule) and model.can_be_evaluated_as_made:
+        return
+    raise InputError(
+        f"{command} needs the weights of a trained model: --ckpt_path runs/NAME (the best checkpoint of the newest run "
+        "of that name) or a .ckpt file. A few-shot model whose head needs no training can do with a trained backbone: "
+        "--model.backbone_checkpoint runs/NAME, or pretrained weights of a library."
+    )
 
 
 def _settle_checkpoints(checkpoint: Namespace, trainer: Namespace) -> None:

@@ -45,7 +45,7 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
     )
 
 
-def load_backbone(backbone: nn.Module, path: str | Path) -> None:
+def load_backbone(backbone: nn.Module, path: str | Path) -> Path:
     """Load the backbone of a checkpoint, whatever it was trained for: weights and statistics of its norms.
 
     A BatchNorm's state also loads into a whitening layer in its place, which then starts from W the identity (or what
@@ -54,6 +54,9 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> None:
     Args:
         backbone: in place.
         path: as :func:`find_checkpoint`.
+
+    Returns:
+        The checkpoint file.
 
     Raises:
         InputError: as :func:`find_checkpoint`; a checkpoint without a backbone, or with another one.
@@ -74,6 +77,7 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> None:
             f"the backbone in {file} ({made or 'its settings were not saved'}) is not this one: "
             f"{reason[:300]}{'…' if len(reason) > 300 else ''}"
         ) from error
+    return file
 
 
 def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, Any]:

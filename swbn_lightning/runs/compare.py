@@ -85,6 +85,9 @@ def main(args: Sequence[str]) -> None:
 def compare(runs: Sequence[str]) -> list[Comparison]:
     """Compare runs with the first of them, setting by setting (ways, shots, …), on the episodes that all have.
 
+    Heads that were chosen for the test are part of the setting, unless the runs were tested with one each: then the
+    heads are compared.
+
     Args:
         runs: two or more, each ``PATH`` or ``LABEL=PATH``: the folder of a test, a run (``runs/NAME``), or a folder of
             runs that differ in their seeds only. Of several tests of one seed the newest of the newest training
@@ -100,9 +103,11 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
     labels = [label for label, _ in contestants]
     if len(set(labels)) < len(labels):
         raise InputError(f"runs to compare need labels of their own, got {', '.join(labels)}; give LABEL=PATH.")
-    shared = [setting for setting in contestants[0][1] if all(setting in tests for _, tests in contestants)]
+    found = "; ".join(f"{label}: {', '.join(tests)}" for label, tests in contestants)
+    if not (shared := _shared(contestants)):
+        contestants = [(label, _with_any_head(tests)) for label, tests in contestants]
+        shared = _shared(contestants)
     if not shared:
-        found = "; ".join(f"{label}: {', '.join(tests)}" for label, tests in contestants)
         raise InputError(f"the runs have no test in common ({found}). Test them alike, as --data.test.shots 5.")
     lines = []
     for setting in shared:
@@ -159,6 +164,16 @@ def _labelled_tests(run: str) -> tuple[str, dict[str, list[SavedTest]]]:
     if not given or Path(run).exists():
         label, path = "", run
     return printable(label or path.rstrip("/")), find_tests(Path(path).expanduser())
+
+
+def _shared(contestants: list[tuple[str, dict[str, list[SavedTest]]]]) -> list[str]:
+    return [setting for setting in contestants[0][1] if all(setting in tests for _, tests in contestants)]
+
+
+def _with_any_head(tests: dict[str, list[SavedTest]]) -> dict[str, list[SavedTest]]:
+    """Tests by their settings without the head, where there is one head only."""
+    names = [own[0].any_head for own in tests.values()]
+    return {own[0].any_head: own for own in tests.values() if names.count(own[0].any_head) == 1}
 
 
 def _check_same_episodes(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> None:

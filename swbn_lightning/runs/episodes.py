@@ -22,9 +22,15 @@ class SavedTest:
 
     run: Run
     training: Training
-    setting: str  # as "test, 5-way 1-shot, 15 queries, seed 0"
+    setting: str  # as "test, 5-way 1-shot, 15 queries, seed 0", and the head
     episodes_id: str  # equal where episode i is of the same images
     accuracies: tuple[float, ...]  # by the episode's number
+    head: str = ""  # of a model whose head is chosen for the test
+
+    @property
+    def any_head(self) -> str:
+        """The setting without the head."""
+        return self.setting.removesuffix(f", {self.head}") if self.head else self.setting
 
 
 def find_tests(path: Path) -> dict[str, list[SavedTest]]:
@@ -67,7 +73,12 @@ def setting_words(row: Mapping[str, Any]) -> str:
         KeyError: the row of ``results.json`` is none of a test of episodes.
     """
     words = f"{row['split']}, {row['ways']}-way {row['shots']}-shot, {row['queries']} queries, seed {row['seed']}"
-    return f"{words}, {row['inference']}" if row.get("inference") else words
+    return words + how_classified(row)
+
+
+def how_classified(row: Mapping[str, Any]) -> str:
+    """What a test adds to its setting's name: ``, transductive``, and the head where it was chosen for the test."""
+    return "".join(f", {row[key]}" for key in ("inference", "head") if row.get(key))
 
 
 def read_episodes(folder: Path) -> tuple[float, ...]:
@@ -127,7 +138,7 @@ def _read(run: Run, training: Training) -> SavedTest | None:
             f"{file} has a mean accuracy of {mean!r}, and {RESULTS_FILE} says {row['accuracy']!r}: one of the two was "
             "changed. Put the files of that test back, or test again."
         )
-    return SavedTest(run, training, setting, episodes_id, accuracies)
+    return SavedTest(run, training, setting, episodes_id, accuracies, printable(row.get("head") or ""))
 
 
 def _check_that_only_seeds_differ(path: Path, tests: list[SavedTest]) -> None:

@@ -47,7 +47,7 @@ def kept_hyperparameters(checkpoint: Mapping[str, Any], model_class: type, sourc
         raise InputError(
             f"{source} is a checkpoint of {told if isinstance(told, str) else type(told).__name__}, the configuration "
             f"says {class_name(model_class)}; give the configuration of that training (config.yaml in its run folder), "
-            "or a checkpoint of this model."
+            "a checkpoint of this model, or only take over that one's backbone (--model.backbone_checkpoint)."
         )
     kept = checkpoint.get(KEY, {})
     if not isinstance(kept, dict):

@@ -60,6 +60,8 @@ class TrainingModule(CapturedTraining, ResumableModule):
     """
 
     head: nn.Module
+    #: Whether the head can be used as it is made, so that an evaluation only needs a trained backbone.
+    head_needs_no_training: bool = False
     #: Whether :meth:`embed` gives the backbone's maps, not their averages.
     embeds_maps = False
     not_in_checkpoint: tuple[str, ...] = (
@@ -102,8 +104,9 @@ class TrainingModule(CapturedTraining, ResumableModule):
         self.backbone = _resolve_backbone(backbone, norm, without_auto(norm_args), backbone_args)
         if "norm_args" in self._auto_step_sizes:
             set_step_size(self.backbone, 1, step_budget)  # its errors now; the number before training
-        if backbone_checkpoint is not None:
-            load_backbone(self.backbone, backbone_checkpoint)
+        #: The file of ``backbone_checkpoint``.
+        self.backbone_file = None if backbone_checkpoint is None else load_backbone(self.backbone, backbone_checkpoint)
+        self._backbone_is_trained = self.backbone_file is not None or bool((backbone_args or {}).get("pretrained"))
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
         if compile:
@@ -118,6 +121,11 @@ class TrainingModule(CapturedTraining, ResumableModule):
         self._not_finite: str | None = None  # where an evaluation's first such output began
         #: What the last evaluation of each split gave, for tables and files; plain data.
         self.results: dict[str, dict[str, Any]] = {}
+
+    @property
+    def can_be_evaluated_as_made(self) -> bool:
+        """Whether it needs no checkpoint of its own: its backbone has trained weights, and its head needs none."""
+        return self._backbone_is_trained and self.head_needs_no_training
 
     def training_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the loss to minimise and the accuracy (a fraction) of one batch."""
@@ -246,6 +254,12 @@ class TrainingModule(CapturedTraining, ResumableModule):
         decayed, spared = norm_parameter_groups(self, 0.0)
         del decayed["weight_decay"]  # the optimiser's own
         return [group for group in (decayed, spared) if group["params"]]
+
+
+def tested_file(trainer: pl.Trainer, module: pl.LightningModule) -> str | None:
+    """Return the file with the weights that an evaluation tests: the trainer's checkpoint, or else the backbone's."""
+    found = trainer.ckpt_path or getattr(module, "backbone_file", None)
+    return None if found is None else str(found)
 
 
 def without_auto(norm_args: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

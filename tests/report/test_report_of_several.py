@@ -14,8 +14,9 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 def test_tests_of_different_kinds_are_not_taken_for_one(tmp_path):
     fit = make_fit(tmp_path / "n" / "version_0")
     kinds = [{}, {"inference": "transductive"}, {"queries": 7}, {"queries": 5, "shots": 5}, {"queries": 7}]
+    kinds.append({"head": "ridge", "queries": 7})
     for number, kind in enumerate(kinds):
-        make_test(tmp_path / "n" / f"version_{number + 1}", fit, 0.5 + number / 8, **kind)
+        make_test(tmp_path / "n" / f"version_{number + 1}", fit, 0.5 + number % 5 / 8, **kind)
     page = report(tmp_path / "n")
     (row,) = page.table("run")
     expected = {
@@ -23,6 +24,7 @@ def test_tests_of_different_kinds_are_not_taken_for_one(tmp_path):
         "test, 5-way 1-shot, transductive": 0.625,  # of which there is one kind, so its name is short
         "test, 5-way 1-shot, 7 queries, seed 0": 1.0,  # repeated
         "test, 5-way 5-shot": 0.875,
+        "test, 5-way 1-shot, ridge": 0.5,
     }
     found = {key: value for key, value in row.items() if key.startswith("test, ")}
     assert found == {f"{name}, %": f"{100 * value:.2f} ± 0.23" for name, value in expected.items()}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import finite, printable
 from swbn_lightning.runs.curves import Accuracy, Group
-from swbn_lightning.runs.episodes import setting_words
+from swbn_lightning.runs.episodes import how_classified, setting_words
 from swbn_lightning.runs.measured import LOGGED, Measured, measured
 from swbn_lightning.runs.read import Run, Training, newest
 from swbn_lightning.runs.settings import ABSENT, differences, group_key
@@ -135,10 +135,10 @@ def setting_names(lines: Iterable[Line]) -> Callable[[Mapping[str, Any]], str]:
 
 
 def setting_of(row: Mapping[str, Any]) -> str:
-    """The split, with ways, shots and inference where it is few-shot: ``test, 5-way 1-shot``, ``…, transductive``."""
+    """The split, with ways, shots, inference and head where it is few-shot: ``test, 5-way 1-shot, transductive``."""
     split = str(row.get("split", "?"))
     words = f"{split}, {row['ways']}-way {row['shots']}-shot" if "ways" in row and "shots" in row else split
-    return (f"{words}, {row['inference']}" if row.get("inference") else words)[: 2 * _LONGEST]
+    return (words + how_classified(row))[: 2 * _LONGEST]
 
 
 def _whole_setting(row: Mapping[str, Any]) -> str:

@@ -19,13 +19,13 @@ from swbn_lightning.runs.checkpoints import best_checkpoint, read_checkpoint
 from swbn_lightning.runs.folders import RESULTS_FILE, write_json
 from swbn_lightning.runs.record import now
 from swbn_lightning.training.callbacks.run_file import run_folder
-from swbn_lightning.training.module import TrainingModule
+from swbn_lightning.training.module import TrainingModule, tested_file
 from swbn_lightning.whiteness import WhitenessMonitor
 from swbn_lightning.whiteness.records import measurements
 
 Row = dict[str, Any]  # of the table
 History = list[dict[str, float]]  # of whiteness
-_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "inference", "tasks")
+_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "head", "inference", "tasks")
 
 
 class ResultTable(pl.Callback):
@@ -92,7 +92,7 @@ class ResultTable(pl.Callback):
                 )
             self._finish_fit(trainer)
         elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
-            checkpoint = str(trainer.ckpt_path) if trainer.ckpt_path else None
+            checkpoint = tested_file(trainer, pl_module)
             history = _whiteness_in(read_checkpoint(checkpoint)) if checkpoint else []
             self._finish("checkpoint", checkpoint, [_with_whiteness(self._evaluated, history)], history, stage)
 

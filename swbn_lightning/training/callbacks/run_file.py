@@ -11,6 +11,7 @@ import torch
 
 from swbn_lightning.runs.folders import RUN_FILE, write_json
 from swbn_lightning.runs.record import KEY, Record, environment, new_id, now, record_of, to_keep
+from swbn_lightning.training.module import tested_file
 
 PACKAGES = ("torchvision", "pytorch-lightning", "torchmetrics", "numpy")
 
@@ -48,7 +49,7 @@ class RunFile(pl.Callback):
     The file has:
 
     - ``id``, ``kind`` (which of the four), ``command`` and ``started`` (UTC);
-    - ``from``: the id of the run whose checkpoint it resumes or evaluates;
+    - ``from``: the id of the run whose checkpoint (or backbone, if there is no checkpoint) it resumes or evaluates;
     - ``trained``: for an evaluation, that run's id, start and settings;
     - ``settings``, flat, and ``environment``, which names neither user nor machine.
 
@@ -96,7 +97,8 @@ class RunFile(pl.Callback):
         if self._folder is None or self._record is None:
             return
         kind = trainer.state.fn.value if trainer.state.fn else None
-        source = record_of(trainer.ckpt_path) if trainer.ckpt_path else None
+        file = trainer.ckpt_path if kind == "fit" else tested_file(trainer, trainer.lightning_module)
+        source = record_of(file) if file else None
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._folder / RUN_FILE, {
             "id": self._record.id,
