@@ -17,7 +17,7 @@ class LaplacianShotHead(FeatureHead):
     The assignments ``y_q`` of the queries, a probability for each class, minimise the distances to the class means plus
     ``strength / 2 * sum_qp w_qp |y_q - y_p|^2``, which asks neighbours to agree: ``w_qp`` is 1 if ``p`` is one of the
     nearest queries of ``q``, and 0 otherwise. Each round minimises a bound of a relaxation of that, for every query by
-    itself (the paper's equation 12): ``y_q = softmax_c(-|x_q - m_c|^2 + strength * sum_p w_qp y_pc)``, starting from
+    itself and in closed form: ``y_q = softmax_c(-|x_q - m_c|^2 + strength * sum_p w_qp y_pc)``, starting from
     ``softmax_c(-|x_q - m_c|^2)``. The logits are the argument of the last softmax.
 
     With ``rectify`` (Liu et al., ECCV 2020, as in the paper's experiments) the queries are first shifted by the

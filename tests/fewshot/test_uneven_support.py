@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fewshot import CrossAttentionHead, MatchingHead, PrototypicalHead
+from fewshot import CrossAttentionHead, MatchingHead, NearestCentroidHead, PrototypicalHead
 from fewshot.heads import EpisodeHead
 from fewshot.prediction import nearest_images
 from tests.fewshot.cross_attention_reference import literal
@@ -16,6 +16,7 @@ COUNTS = (1, 4, 2)
 HEADS = {
     "euclidean": PrototypicalHead(),
     "cosine": PrototypicalHead("cosine"),
+    "centroid": NearestCentroidHead("l2"),
     "matching": MatchingHead(2.5),
     "context": MatchingHead(2.5, full_context=True, num_features=6, context_steps=2),
 }
@@ -35,9 +36,15 @@ def cosine(a, b):
 
 
 def literal_logits(name, support, query, head):
+    if name == "centroid":
+        support, query = (
+            [rows / np.linalg.norm(rows, axis=1)[:, None] for rows in support],
+            [q / np.linalg.norm(q) for q in query],
+        )
     prototypes = [rows.mean(0) for rows in support]
-    if name == "euclidean":
-        return np.array([[-((x - p) ** 2).sum() for p in prototypes] for x in query])
+    if name in ("euclidean", "centroid"):
+        scale = 10 if name == "centroid" else 1
+        return np.array([[-scale * ((x - p) ** 2).sum() for p in prototypes] for x in query])
     if name == "cosine":
         return np.array([[10 * cosine(x, p) for p in prototypes] for x in query])
     examples = np.concatenate(support)
