@@ -1,6 +1,6 @@
 """Variants of two layers, for the ablations on the page about online whitening: one part changed at a time.
 
-    swbn study CONFIG --imports benchmarks.online_variants --norms online online-variant:keep=false
+    swbn study CONFIG --set imports=benchmarks.online_variants --norms online online-variant:keep=false
 
 Run it in a clone of the repository. ``online-variant`` without options is ``online``, without checkpointing and by
 autograd. ``iternorm-detached`` is IterNorm whose matrix is a constant to the loss.
