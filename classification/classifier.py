@@ -1,6 +1,5 @@
 """Image classification as a LightningModule."""
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from classification.datamodules.base import ClassificationDataModule, LabelledBatch
 from swbn_lightning.errors import InputError, require_positive
-from swbn_lightning.runs.intervals import half_width
+from swbn_lightning.runs.intervals import share_half_width
 from swbn_lightning.training.module import TrainingModule
 
 
@@ -109,8 +108,7 @@ class ImageClassifier(TrainingModule):
             "classes": self.num_classes,
             "images": images,
             "accuracy": accuracy,
-            # Of the mean of as many ones and zeros as there are images; none where all are alike.
-            "ci95": half_width(math.sqrt(accuracy * (1 - accuracy) * images / max(images - 1, 1)), images),
+            "ci95": share_half_width(accuracy, images),
             "loss": self.eval_loss.compute().item(),
         }
         if self.eval_top5 is not None:

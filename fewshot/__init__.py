@@ -1,5 +1,6 @@
 """Few-shot learning: episodes, methods, data and evaluation."""
 
+from fewshot.base_classes import BaseClassesDataModule
 from fewshot.datamodule import EpisodicDataModule
 from fewshot.episodes import Episodes, EpisodeSampler, EpisodeSettings, sample_episodes
 from fewshot.evaluation import EpisodeResult, evaluate_episodes
@@ -14,12 +15,15 @@ from fewshot.heads import (
     SoftKMeansHead,
 )
 from fewshot.learn2learn import EpisodeTaskset, Learn2LearnDataModule
+from fewshot.modules.base_classifier import BaseClassifier
 from fewshot.modules.cross_attention import CrossAttentionNetwork
 from fewshot.modules.matching import MatchingNetwork
 from fewshot.modules.prototypical import PrototypicalNetwork
 from fewshot.modules.transfer import TransferNetwork
 
 __all__ = [
+    "BaseClassesDataModule",
+    "BaseClassifier",
     "CrossAttentionHead",
     "CrossAttentionNetwork",
     "EpisodeResult",

@@ -115,6 +115,9 @@ class EpisodicDataModule(ImageDataModule):
             or classes with too few images.
     """
 
+    #: Whether training batches hold labelled images, not episodes.
+    trains_on_images = False
+
     def __init__(
         self,
         dataset: str = "glyphs",
@@ -174,8 +177,11 @@ class EpisodicDataModule(ImageDataModule):
             own = (self.image_size, self.channels, self.spec.from_file)
             self.prediction = load_prediction_data(self._support, self._query, *own)
         for split in SPLITS[stage]:
-            image_set = self.image_set(split)
-            EpisodeSampler(image_set.labels, **self.settings[split].shape, class_names=image_set.class_names)
+            self._check_split(split)
+
+    def _check_split(self, split: str) -> None:
+        image_set = self.image_set(split)
+        EpisodeSampler(image_set.labels, **self.settings[split].shape, class_names=image_set.class_names)
 
     @property
     def num_training_classes(self) -> int:

@@ -40,7 +40,7 @@ def test_every_checkpoint_of_steps_is_kept_under_a_name_of_its_own(trained, tmp_
     given = [*trained[1], *by_step, f"--run.root={tmp_path}"]
     main(["fit", *given, "--checkpoint.monitor=null"])
     names = sorted(path.name for path in (tmp_path / "quickstart" / "version_0" / "checkpoints").iterdir())
-    assert names == ["last.ckpt", *(f"step{step:06d}.ckpt" for step in (2, 4, 6, 8))]
+    assert names == ["card.md", "last.ckpt", *(f"step{step:06d}.ckpt" for step in (2, 4, 6, 8))]
     with pytest.raises(SystemExit):
         main(["fit", *given])
     assert "when there is no val/accuracy: give --checkpoint.monitor null" in capsys.readouterr().err

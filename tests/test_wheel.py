@@ -42,6 +42,7 @@ def test_it_holds_the_packages_and_nothing_else(wheel):
         "fc100_classes.txt",
         "mini_imagenet_classes.txt",
         "runs/paper_results.csv",
+        "runs/card.md.jinja",
         "runs/page/page.html.jinja",
         "py.typed",
     ):

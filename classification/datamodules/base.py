@@ -179,11 +179,8 @@ class ClassificationDataModule(ImageDataModule):
 
     def _check_split(self, split: str) -> None:
         count, (world, _) = _length(self.evaluation_dataset(split)), self.processes
-        if split == "train" and count // world < self.batch_size:
-            raise InputError(
-                f"batch_size={self.batch_size} is more than the {count // world} training images of each process, so "
-                "an epoch would have no batch."
-            )
+        if split == "train":
+            check_batch_size(self.batch_size, count, world)
         if count < world:
             raise InputError(f"the {split} split has {count} images, too few for {world} processes.")
 
@@ -195,12 +192,7 @@ class ClassificationDataModule(ImageDataModule):
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        dataset, (world, rank) = self.training_dataset(), self.processes
-        # The seed for the order is not the seed itself, to which the sampler adds the epoch: seeds 0 and 1 would
-        # give the same orders, one epoch apart.
-        seed = stream_seed(self.training_seed)
-        order: EpochSampler[Any] = EpochSampler(dataset, world, rank, shuffle=True, seed=seed, drop_last=True)
-        return self.loader(dataset, self.batch_size, ResumableLoader, sampler=order, drop_last=True)
+        return shuffled_loader(self, self.training_dataset(), self.batch_size, self.training_seed)
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         # Without data loaders Lightning trains without validation.
@@ -211,11 +203,7 @@ class ClassificationDataModule(ImageDataModule):
         return self._evaluation_loader("test")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if isinstance(batch, RawBatch):
-            return LabelledBatch(self.prepare(batch.images, batch.crops, batch.erased), batch.labels)
-        if isinstance(batch, LabelledBatch):
-            return batch._replace(images=self.normalize(batch.images))
-        return batch
+        return prepared(self, batch)
 
     def sample_images(self, count: int, split: str | None = None, seed: int = 0) -> Tensor:
         """Return a fixed random sample, normalised and not augmented: float ``[min(count, N), C, H, W]`` on the CPU.
@@ -228,16 +216,7 @@ class ClassificationDataModule(ImageDataModule):
         return self.normalize(dataset.__getitems__(numbers).images)  # type: ignore[attr-defined]
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        dataset, (world, rank) = self.evaluation_dataset(split), self.processes
-        if world == 1:
-            return self.loader(dataset, self.eval_batch_size)
-        # No image twice, as the stock sampler would have it. Some processes then have an image more, and must not
-        # have a batch more, for which they would wait for the others in vain.
-        least = _length(dataset) // world
-        size = self.eval_batch_size
-        while least % size == 0:
-            size += 1
-        return self.loader(dataset, size, sampler=UnrepeatedDistributedSampler(dataset, world, rank, shuffle=False))
+        return each_once_loader(self, self.evaluation_dataset(split), self.eval_batch_size)
 
 
 class HeldOutDataModule(ClassificationDataModule):
@@ -271,6 +250,46 @@ class HeldOutDataModule(ClassificationDataModule):
             return {"train": torch.arange(len(labels))}
         kept, held = held_out_parts(labels, "val_share", self.val_share, self.split_seed)
         return {"train": kept, "val": held}
+
+
+def prepared(data: ImageDataModule, batch: Any) -> Any:
+    """A training or evaluation batch of labelled images as the network takes it; any other batch as it is."""
+    if isinstance(batch, RawBatch):
+        return LabelledBatch(data.prepare(batch.images, batch.crops, batch.erased), batch.labels)
+    if isinstance(batch, LabelledBatch):
+        return batch._replace(images=data.normalize(batch.images))
+    return batch
+
+
+def shuffled_loader(data: ImageDataModule, dataset: EpochDataset[Any], size: int, seed: int) -> DataLoader[Any]:
+    """Training batches of ``size`` images in each process, in another order in each epoch."""
+    world, rank = data.processes
+    # The seed for the order is not the seed itself, to which the sampler adds the epoch: seeds 0 and 1 would
+    # give the same orders, one epoch apart.
+    order: EpochSampler[Any] = EpochSampler(dataset, world, rank, shuffle=True, seed=stream_seed(seed), drop_last=True)
+    return data.loader(dataset, size, ResumableLoader, sampler=order, drop_last=True)
+
+
+def each_once_loader(data: ImageDataModule, dataset: Dataset[Any], size: int) -> DataLoader[Any]:
+    """Evaluation batches of about ``size`` images, over all processes each image once."""
+    world, rank = data.processes
+    if world == 1:
+        return data.loader(dataset, size)
+    # No image twice, as the stock sampler would have it. Some processes then have an image more, and must not
+    # have a batch more, for which they would wait for the others in vain.
+    least = _length(dataset) // world
+    while least % size == 0:
+        size += 1
+    return data.loader(dataset, size, sampler=UnrepeatedDistributedSampler(dataset, world, rank, shuffle=False))
+
+
+def check_batch_size(size: int, images: int, processes: int) -> None:
+    """Raise :class:`InputError` if a process's share of the training images fills no batch."""
+    if images // processes < size:
+        raise InputError(
+            f"batch_size={size} is more than the {images // processes} training images of each process, so an epoch "
+            "would have no batch."
+        )
 
 
 def check_share(name: str, share: float) -> None:

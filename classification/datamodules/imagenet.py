@@ -148,6 +148,11 @@ class ImageNetDataModule(HeldOutDataModule):
     def num_classes(self) -> int:
         return len(class_folders(self._folder("train")))
 
+    def facts(self) -> dict[str, Any]:
+        files, numbers = self._split("train")
+        train = {"name": "imagenet/train", "images": len(numbers), "classes": list(files.class_names)}
+        return {**super().facts(), "splits": {"train": train}}
+
     def training_dataset(self) -> ImageFileDataset:
         return ImageFileDataset(*self._split("train"), self._training, self.training_seed)
 

@@ -136,6 +136,13 @@ class Learn2LearnDataModule(ImageDataModule):
                 )
             self._check_images(name)
 
+    def facts(self) -> dict[str, Any]:
+        splits = {}
+        for name, own in self._splits.items():
+            classes = [str(label) for label in own.class_numbers]
+            splits[name] = {"name": f"learn2learn/{name}", "images": len(own.taskset.dataset), "classes": classes}
+        return {**super().facts(), "splits": splits}
+
     def train_dataloader(self) -> DataLoader[Any]:
         dataset = TaskEpisodes(self.task_split("train"), training_seed(self.seed), numbered=False)
         return training_loader(self, dataset, self.episodes_per_step)

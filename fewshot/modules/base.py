@@ -45,6 +45,8 @@ class EpisodicModule(TrainingModule):
     head: EpisodeHead
     #: What results call the head, where the same training can be tested with several.
     head_label: str | None = None
+    #: Whether training batches hold labelled images, not episodes.
+    trains_on_images = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -77,7 +79,10 @@ class EpisodicModule(TrainingModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        _ = self.episodic_data()
+        data = self.episodic_data()
+        if stage == "fit" and getattr(data, "trains_on_images", False) != self.trains_on_images:
+            wanted = "a BaseClassesDataModule" if self.trains_on_images else "an EpisodicDataModule"
+            raise InputError(f"{type(self).__name__} trains with {wanted}, got {type(data).__name__}.")
         self._by_batch = norm_by_batch(self)
         if self._by_batch is not None and stage != "predict":
             rank_zero_warn(

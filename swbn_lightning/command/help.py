@@ -11,7 +11,7 @@ from swbn_lightning.training.lightning_internals import set_help
 
 # Of options of the trainer's methods, whose own help is true of Lightning's Python interface only.
 _HELP = {
-    "ckpt_path": "a .ckpt file, or a run's folder: runs/NAME (its newest version with a checkpoint) or "
+    "ckpt_path": "a .ckpt file, an export's folder, or a run's: runs/NAME (its newest version with a checkpoint) or "
     "runs/NAME/version_N. Of a folder fit takes the last checkpoint, the other commands the best one. The words best "
     "and last mean a checkpoint of the newest run in --run.root and --run.name",
     "weights_only": "without effect: a checkpoint is always read as tensors and plain values, and runs no code",

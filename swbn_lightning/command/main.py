@@ -1,5 +1,5 @@
 """The command with Lightning loaded: ``swbn fit|train|validate|test|predict --config FILE``, and
-``swbn compare|report RUN…``, ``swbn study CONFIG…``."""
+``swbn compare|report|embed|export RUN…``, ``swbn study CONFIG…``."""
 
 import importlib
 import shlex
@@ -28,6 +28,7 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten, parse_yaml
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
+from swbn_lightning.training.callbacks.model_card import ModelCard
 from swbn_lightning.training.callbacks.progress import BriefModelSummary, progress
 from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from swbn_lightning.training.callbacks.result_table import ResultTable
@@ -122,7 +123,7 @@ class SwbnCLI(LightningCLI):
         if logs:
             callbacks.append(LearningRateMonitor())
         callbacks += [RunFile(self._command_line, self._flat_settings), made.finite, RandomStreams(), StopTogether()]
-        callbacks += [ResultTable(), EpisodeFiles(), PredictionTable()]
+        callbacks += [ResultTable(), ModelCard(), EpisodeFiles(), PredictionTable()]
         if logs and made.run.report:
             from swbn_lightning.training.callbacks.report_page import ReportPage  # matplotlib, as below
 
@@ -152,6 +153,8 @@ class SwbnCLI(LightningCLI):
 # imported when it is called: most commands can do without matplotlib.
 _COMMANDS = {
     "compare": "swbn_lightning.runs.compare",
+    "embed": "swbn_lightning.command.embed",
+    "export": "swbn_lightning.runs.export",
     "report": "swbn_lightning.runs.page.page",
     "study": "swbn_lightning.runs.study.command",
 }

@@ -12,8 +12,10 @@ COMMANDS = {
     "validate": "measure a checkpoint on the validation data",
     "test": "test a checkpoint: accuracy with its interval, whiteness",
     "predict": "classify images of your own with a few-shot checkpoint",
+    "embed": "write the features of a split, or of your own images, to a file",
     "compare": "pair few-shot runs by their test episodes: differences with intervals",
     "report": "write one HTML page about runs",
+    "export": "write a checkpoint as one folder to publish: weights, settings, card",
     "study": "train and test a grid of networks, norms and seeds: one table",
 }
 _ALIASES = ("train",)

@@ -82,6 +82,21 @@ class ImageDataModule(pl.LightningDataModule):
             self._sets[split] = self.load(split)
         return self._sets[split]
 
+    def facts(self) -> dict[str, Any]:
+        """What a card tells of the data, as plain values: image size, normalisation, and the splits read so far.
+
+        Of a split: its name, the number of its images and the names of its classes; no paths.
+        """
+        return {
+            "image_size": getattr(self, "image_size", None),
+            "mean": list(self._mean),
+            "std": list(self._std),
+            "splits": {
+                split: {"name": own.name, "images": len(own), "classes": list(own.class_names)}
+                for split, own in self._sets.items()
+            },
+        }
+
     def normalize(self, images: Tensor) -> Tensor:
         """Convert uint8 ``[..., C, H, W]`` to float: ``(x / 255 - mean) / std`` per channel, in the same layout."""
         mean, std = self._statistics(images)

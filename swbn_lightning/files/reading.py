@@ -57,9 +57,12 @@ def reading(path: str | Path) -> Iterator[None]:
         raise UnreadableFile(path, reason or type(error).__name__) from error
 
 
-def read_json(path: Path, most: int = _MOST_VALUES[".json"]) -> dict[str, Any]:
-    """The mapping of at most ``most`` values in a JSON file; the numbers in it may be NaN or infinite."""
-    with reading(path), _opened(path) as file:
+def read_json(path: Path, most: int = _MOST_VALUES[".json"], link: bool = False) -> dict[str, Any]:
+    """The mapping of at most ``most`` values in a JSON file; the numbers in it may be NaN or infinite.
+
+    It may be a ``link`` only where nothing of it is shown.
+    """
+    with reading(path), _opened(path, ".json", link) as file:
         return plain_mapping(json.loads(file.read()), most)
 
 
@@ -190,6 +193,7 @@ def _opened(path: Path, kind: str = "", link: bool = False) -> Iterator[TextIO]:
 
 
 def plain_mapping(content: Any, most: int) -> dict[str, Any]:
+    """A copy of at most ``most`` values, whose texts can be written and shown; raises for anything else."""
     if not isinstance(content, dict):
         kind = "nothing" if content is None else f"a {type(content).__name__}"
         raise InputError(f"it holds {kind}, not a mapping")

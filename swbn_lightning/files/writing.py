@@ -1,20 +1,23 @@
-"""Files written whole or not at all, and the text of tables."""
+"""Files written whole or not at all, and texts for tables and Markdown."""
 
 import contextlib
 import csv
+import html
 import io
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.reading import printable
 
 
-def write_whole(path: Path, text: str) -> Path:
+def write_whole(path: Path, content: str | bytes) -> Path:
     """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
     return path
 
 
@@ -57,7 +60,7 @@ def output_file(path: str | Path, what: str, usual: str) -> Path:
     return file
 
 
-def write_output(file: Path, text: str) -> Path:
+def write_output(file: Path, content: str | bytes) -> Path:
     """Write what the user asked for, whole or not at all, and the folders above it.
 
     Raises:
@@ -65,9 +68,14 @@ def write_output(file: Path, text: str) -> Path:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        return write_whole(file, text)
+        return write_whole(file, content)
     except OSError as error:
         raise InputError(f"{file} cannot be written: {error.strerror or error}.") from error
+
+
+def markdown_text(text: object) -> str:
+    """A text out of anybody's file, for Markdown: of one line, without HTML, links and code."""
+    return re.sub(r"([\[\]`|])", r"\\\1", html.escape(printable(text), quote=False))
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

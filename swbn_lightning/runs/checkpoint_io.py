@@ -12,6 +12,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.runs.checkpoint_content import plain_content
+from swbn_lightning.runs.checkpoints import read_checkpoint
+from swbn_lightning.runs.exported import is_exported
 
 # In the folder of a sharded checkpoint: Lightning's own file, and torch's.
 _SHARDED = ("meta.pt", ".metadata")
@@ -62,6 +64,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        if is_exported(Path(path)):
+            return read_checkpoint(path)
         return plain_content(super().load_checkpoint(path, map_location, weights_only=True), str(path))
 
     def remove_checkpoint(self, path: Any) -> None:

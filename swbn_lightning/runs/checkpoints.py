@@ -1,4 +1,4 @@
-"""Checkpoint files: which one a path means, the best of several, and what is taken out of one."""
+"""Checkpoints, of runs and exported ones: which one a path means, the best of several, what is taken out of one."""
 
 import math
 import pickle
@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable, read_json
 from swbn_lightning.runs.checkpoint_content import plain_content
+from swbn_lightning.runs.exported import WEIGHTS_FILE, is_exported, read_exported
 from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, run_versions
 
 
 def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
-    """The checkpoint that ``path`` means: a file, or a run folder (``runs/name`` or one of its versions).
+    """The checkpoint that ``path`` means: a file, a run folder (``runs/name`` or one of its versions), or an export.
 
     Args:
         path: of a run's name the newest version with a checkpoint is taken.
-        prefer: in a folder, ``"best"`` (by validation; of a run without validation the last) or ``"last"`` (to go on
-            training).
+        prefer: in a run's folder, ``"best"`` (by validation; of a run without validation the last) or ``"last"`` (to
+            go on training).
 
     Raises:
         InputError: nothing there, a folder without a finished run, or a file that is not a checkpoint.
@@ -34,6 +35,9 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
         return path
     if not path.exists():
         raise InputError(f"checkpoint {path} does not exist; give a .ckpt file or a run folder as runs/NAME.")
+    if (path / WEIGHTS_FILE).exists():  # of `swbn export`
+        read_checkpoint(path / WEIGHTS_FILE)
+        return path / WEIGHTS_FILE
     for folder in [path, *reversed(run_versions(path))]:
         found = _checkpoint_of(folder, prefer)
         if found is not None:
@@ -83,6 +87,8 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> Path:
 def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, Any]:
     """What a checkpoint holds: tensors (on the CPU, read when they are needed), plain values and containers of them.
 
+    An export (:func:`~swbn_lightning.runs.exported.read_exported`) is a checkpoint without the state of its training.
+
     Args:
         path: of the file.
         forget_files: as :func:`~swbn_lightning.runs.checkpoint_content.plain_content`.
@@ -90,6 +96,8 @@ def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, An
     Raises:
         InputError: not a regular file, not a checkpoint, packed (it could unpack to any size), or one that names code.
     """
+    if is_exported(Path(path)):
+        return plain_content(read_exported(Path(path)), str(path), forget_files)
     try:
         if not Path(path).is_file():
             raise OSError("it is not a regular file")

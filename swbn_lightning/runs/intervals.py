@@ -52,6 +52,11 @@ def half_width(std: float, number: int, confidence: float = CONFIDENCE) -> float
     return t_quantile(number - 1, confidence) * std / math.sqrt(number)
 
 
+def share_half_width(share: float, number: int) -> float | None:
+    """:func:`half_width` of the mean of ``number`` ones and zeros, of which ``share`` are ones; None if all agree."""
+    return half_width(math.sqrt(share * (1 - share) * number / max(number - 1, 1)), number)
+
+
 def paired_difference(
     values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> Interval:

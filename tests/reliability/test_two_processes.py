@@ -13,7 +13,7 @@ from tests.reliability import two_processes
 from tests.reliability.tiny_runs import assert_same_training
 
 REPOSITORY = Path(__file__).parents[2]
-KINDS = (*two_processes.NORMS, "few-shot")
+KINDS = (*two_processes.NORMS, "few-shot", "base classes")
 pytestmark = pytest.mark.slow  # two processes of Lightning: half a minute, on a busy machine more
 
 
@@ -58,6 +58,9 @@ def test_every_process_has_the_results_and_the_weights(kind, runs):
         assert ours == both[1]["results"][split] and ours["images"] == expected["images"]
         assert ours["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-9)
         assert ours["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+        held_out = {key: value for key, value in expected.items() if key.startswith("held_out")}
+        assert bool(held_out) is (kind == "base classes" and split == "val")
+        assert {key: ours.get(key) for key in held_out} == pytest.approx(held_out, rel=1e-3)
     saved = torch.load(runs[2] / kind / "last.ckpt", weights_only=True)
     for name, value in both[0]["state"].items():
         assert torch.equal(value, both[1]["state"][name]) and torch.equal(value, saved["state_dict"][name]), name

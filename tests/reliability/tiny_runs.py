@@ -16,7 +16,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from classification import ImageClassifier, MNISTDataModule
-from fewshot import EpisodicDataModule, PrototypicalNetwork
+from fewshot import BaseClassesDataModule, BaseClassifier, EpisodicDataModule, PrototypicalNetwork
 from fewshot.episodes import EpisodeSettings
 from swbn_lightning.runs.checkpoint_io import WholeCheckpointIO
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
@@ -52,6 +52,18 @@ def few_shot(root, **data):
     training = EpisodeSettings(ways=3, shots=2, queries=3, episodes=12)
     settings = {"train": training, "val": evaluation, "test": evaluation, "episodes_per_step": 2, "seed": 5, **data}
     return model, EpisodicDataModule(dataset="cifar-fs", root=str(root), flip=True, **settings)
+
+
+def base_classes(root, **data):
+    """24 steps an epoch, on the same images; validation has held-out images and episodes."""
+    model = BaseClassifier(
+        num_classes=64,  # made here: under DDP Lightning seeds anew before it asks for what depends on the data
+        backbone="mlp", norm="swbn-fro", norm_args={"step_size": 0.01}, optimizer=sgd,
+        backbone_args={"hidden": [16], "in_channels": 3, "image_size": 32},
+    )  # fmt: skip
+    evaluation = EpisodeSettings(ways=3, shots=1, queries=2, episodes=20)
+    settings = {"val": evaluation, "test": evaluation, "batch_size": 32, "eval_batch_size": 20, "seed": 5, **data}
+    return model, BaseClassesDataModule("cifar-fs", str(root), flip=True, held_out_share=0.5, **settings)
 
 
 class Noise(pl.Callback):

@@ -18,7 +18,7 @@ from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from swbn_lightning.training.callbacks.stop_together import StopTogether
-from tests.reliability.tiny_runs import QUIET, Kill, classification, few_shot, fit
+from tests.reliability.tiny_runs import QUIET, Kill, base_classes, classification, few_shot, fit
 
 # Classification with each: ours, and one that is free of batch statistics. (Few-shot has swbn-kl.)
 NORMS = ("swbn-fro", "iternorm", "dbn", "ln")
@@ -71,6 +71,8 @@ def train(name, world, roots, folder):
     torch.manual_seed(0)
     if name in NORMS:
         model, data = classification(roots[0], norm=name, batch_size=32 // world)
+    elif name == "base classes":
+        model, data = base_classes(roots[1], batch_size=32 // world)
     else:
         model, data = few_shot(roots[1], episodes_per_step=2 // world)
     record, last = Record(), LastCheckpoint()
@@ -138,7 +140,7 @@ def work(world, roots, folder):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     pl.seed_everything(0, verbose=False)
-    found = {name: train(name, world, roots, folder) for name in (*NORMS, "few-shot")}
+    found = {name: train(name, world, roots, folder) for name in (*NORMS, "few-shot", "base classes")}
     if world > 1:
         found["drift"] = error_of(roots[0], Drift(), CheckRanksAgree())
         found["not finite"] = error_of(roots[0], NotFinite(), StopOnNonFinite())

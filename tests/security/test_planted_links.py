@@ -15,7 +15,7 @@ from swbn_lightning.data.folders import list_class_folders
 from swbn_lightning.data.listing import ImageListing, load_listing
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import read_json, read_yaml
-from swbn_lightning.files.writing import write_whole
+from swbn_lightning.files.writing import markdown_text, write_whole
 from swbn_lightning.runs.checkpoints import find_checkpoint
 from swbn_lightning.runs.folders import new_run_folder, run_versions
 from swbn_lightning.runs.page.page import write_report
@@ -126,7 +126,7 @@ def test_odd_values_of_a_cells_results():
 def test_what_a_study_says_is_printable_and_escaped(capsys):
     study._say("a\x1b[31m\nb")
     assert capsys.readouterr().err == "a\\x1b[31m\nb\n"
-    assert study._shown("<img src=x>\x1b[x](y)|`z`") == r"&lt;img src=x&gt;\\x1b\[x\](y)\|\`z\`".replace(r"\\x", r"\x")
+    assert markdown_text("<img src=x>\x1b[x](y)|`z`") == r"&lt;img src=x&gt;\\x1b\[x\](y)\|\`z\`".replace(r"\\x", r"\x")
 
 
 def images(folder, count=2):

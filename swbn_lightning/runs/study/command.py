@@ -11,8 +11,6 @@ docs/studies.md says what the columns mean; `swbn report RUNS` draws the picture
 """
 
 import argparse
-import html
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ import pandas as pd
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
-from swbn_lightning.files.writing import write_whole
+from swbn_lightning.files.writing import markdown_text, write_whole
 from swbn_lightning.runs.study.cells import Cell, Experiment, grid, short_names
 from swbn_lightning.runs.study.observations import Row, as_csv, as_table, observe
 from swbn_lightning.runs.study.running import Busy, RunFailed, complete, finished_training
@@ -108,7 +106,7 @@ class Study:
         """The Markdown page."""
         parts = [markdown(self._table(), seeds=len({cell.seed for cell in self.cells}))]
         if self.failures:
-            reasons = [f"- {label}: {_shown(why.splitlines()[0])}" for label, why in self.failures.items()]
+            reasons = [f"- {label}: {markdown_text(why.splitlines()[0])}" for label, why in self.failures.items()]
             parts.append("\n".join(["Not finished:\n", *reasons, ""]))
         parts += [f"`swbn study {shlex.join(self.words)}`\n"]
         parts += dict.fromkeys(self._environments[number] for number in self._rows)
@@ -141,16 +139,11 @@ def _say(message: str) -> None:
     print("\n".join(map(printable, message.splitlines())), file=sys.stderr, flush=True)
 
 
-def _shown(text: str) -> str:
-    """A text out of a run's files, for Markdown: of one line, without HTML, links and code."""
-    return re.sub(r"([\[\]`|])", r"\\\1", html.escape(printable(text), quote=False))
-
-
 def _environment(cell: Cell) -> str:
     """On what a cell was trained."""
     training = finished_training(cell)
     found = training.parts[0].environment if training else {}
-    return _shown(", ".join(f"{key} {value}" for key, value in found.items() if key not in ("command", "seed")))
+    return markdown_text(", ".join(f"{key} {value}" for key, value in found.items() if key not in ("command", "seed")))
 
 
 def _seeds(text: str) -> list[int]:

@@ -209,6 +209,9 @@ def result_table(rows: list[Row], logged: Mapping[str, float] | None = None) -> 
         if any(key in row for row in rows):
             table.add_row(key, *(Text(str(row.get(key, "–"))) for row in rows))
     table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
+    if any("held_out_accuracy" in row for row in rows):  # of training classes, beside episodes of others
+        held_out = (_accuracy(row, "held_out_") if "held_out_accuracy" in row else "–" for row in rows)
+        table.add_row("held-out images ± 95% interval", *held_out)
     if any("loss" in row for row in rows):
         table.add_row("loss", *(f"{row['loss']:.4f}" if "loss" in row else "–" for row in rows))
     for name, value in (logged or {}).items():
@@ -235,11 +238,11 @@ def _other_quantities(trainer: pl.Trainer, split: str) -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name not in told}
 
 
-def _accuracy(row: Row) -> str:
+def _accuracy(row: Row, of: str = "") -> str:
     interval = "% while training"
-    if "ci95" in row:
-        interval = "± – %" if row["ci95"] is None else f"± {100 * row['ci95']:.2f} %"  # a single episode has none
-    return f"{100 * row['accuracy']:.2f} {interval}"
+    if (ci95 := f"{of}ci95") in row:
+        interval = "± – %" if row[ci95] is None else f"± {100 * row[ci95]:.2f} %"  # a single episode has none
+    return f"{100 * row[f'{of}accuracy']:.2f} {interval}"
 
 
 def _training_row(trainer: pl.Trainer) -> Row | None:
