@@ -125,8 +125,9 @@ def test_help_is_true(command, does, capsys):
         main([command, "--help"])
     printed = " ".join(capsys.readouterr().out.split())
     assert stopped.value.code == 0 and does in printed and "special keywords" not in printed
-    assert "--ckpt_path CKPT_PATH a .ckpt file, or a run's folder: runs/NAME" in printed
-    assert "Norms (--model.norm): bn, " in printed and "swbn-fro" in printed and "resnet12" in printed
+    assert "--ckpt_path CKPT_PATH a .ckpt file, an export's folder, or a run's: runs/NAME" in printed
+    assert "Norms (--model.norm): bn, " in printed and "resnet12" in printed
+    assert "swbn-fro" in printed.replace("swbn- ", "swbn-")  # a line may end with a hyphen
 
 
 def test_warnings_of_the_users_own_code_are_said():

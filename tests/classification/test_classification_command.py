@@ -42,7 +42,7 @@ def test_a_run_without_validation_keeps_the_last_epoch(tiny_mnist, capsys, recwa
     printed = capsys.readouterr().out
     assert "train (last, epoch 2)" in printed and "% while training" in printed
     assert "last checkpoint: runs/run/version_0/checkpoints/last.ckpt" in printed
-    assert [path.name for path in Path("runs/run/version_0/checkpoints").iterdir()] == ["last.ckpt"]
+    assert [path.name for path in Path("runs/run/version_0/checkpoints").glob("*.ckpt")] == ["last.ckpt"]
     content = results(0)
     (row,) = content["results"]
     assert content["best_checkpoint"] == "checkpoints/last.ckpt" and row["epoch"] == 1 and 0 <= row["accuracy"] <= 1
@@ -59,7 +59,8 @@ def test_a_run_without_validation_keeps_the_last_epoch(tiny_mnist, capsys, recwa
         main(["validate", *given, "--ckpt_path=runs/run"])
     assert "MNISTDataModule holds out no images for validation; set val_share above 0" in capsys.readouterr().err
     main(["fit", *given, "--run.name=other", "--checkpoint.monitor=train/loss", "--checkpoint.filename=least"])
-    assert {path.name for path in Path("runs/other/version_0/checkpoints").iterdir()} == {"last.ckpt", "least.ckpt"}
+    folder = Path("runs/other/version_0/checkpoints")
+    assert {path.name for path in folder.glob("*.ckpt")} == {"last.ckpt", "least.ckpt"}
 
 
 def test_with_validation_the_best_epoch_is_kept_and_the_test_is_on_other_images(tiny_mnist):

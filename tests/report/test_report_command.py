@@ -59,7 +59,7 @@ def test_runs_say_what_they_are_and_whose_test_they_are(trained):
     assert (kept["id"], kept["started"]) == (resumed["id"], resumed["started"])
     assert kept["settings"]["trainer.max_epochs"] == 3 and kept["settings"]["seed_everything"] == 5
     assert not any(key.startswith(("run", "ckpt_path")) for key in kept["settings"])
-    for checkpoint in (folder / "version_1" / "checkpoints").iterdir():
+    for checkpoint in (folder / "version_1" / "checkpoints").glob("*.ckpt"):
         assert read_checkpoint(checkpoint)["run"] == kept
 
 
