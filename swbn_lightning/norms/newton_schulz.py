@@ -38,7 +38,8 @@ def newton_schulz_step(s: Tensor, w: Tensor, shrinkage: float, rate: float) -> t
     Returns:
         ``A`` with the gradient through ``S``, and ``W'`` without one.
     """
-    if is_transformed():
+    # In compiled code, too: there the gradient of the function below came out as NaN (torch 2.14, inductor).
+    if is_transformed() or torch.compiler.is_compiling():
         a, kept, *_ = _step(s, w.detach(), shrinkage, rate)
         return a, kept.detach()
     return _NewtonSchulz.apply(s, w, shrinkage, rate)

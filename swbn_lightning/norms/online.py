@@ -8,7 +8,7 @@ from torch import Tensor
 from swbn_lightning.errors import InputError
 from swbn_lightning.norms.base import is_number
 from swbn_lightning.norms.batch_whitening import BatchWhitening
-from swbn_lightning.norms.checkpointing import FirstRuns, is_recomputing
+from swbn_lightning.norms.checkpointing import FirstRuns, first_run, is_recomputing
 from swbn_lightning.norms.newton_schulz import newton_schulz_step
 from swbn_lightning.norms.passes import Batch
 from swbn_lightning.norms.torch_internals import outside_selective_checkpointing
@@ -102,8 +102,12 @@ class OnlineWhitening(BatchWhitening):
         again = training and is_recomputing()
         with torch.no_grad(), outside_selective_checkpointing():
             variance = covariance.diagonal(dim1=-2, dim2=-1).flatten().contiguous()
-            # A copy: the graph keeps it, and the buffer is written to.
-            w = self.first_runs.find(batch.mean, variance) if again else self.online_matrix.clone()
+            if again:
+                w = self.first_runs.find(batch.mean, variance)
+            else:
+                w = self.online_matrix.clone()  # the graph keeps it, and the buffer is written to
+                # A compiled backward would make the copy again, from the buffer that was written to.
+                w = first_run(w) if training else w
         a, kept = newton_schulz_step(covariance, w.to(covariance.dtype), self.shrinkage, _RATE)
         if training and not again:
             self._learn(batch, a, online_matrix=kept)
