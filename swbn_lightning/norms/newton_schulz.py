@@ -77,7 +77,7 @@ class _NewtonSchulz(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
         s, w, e, c, v = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a derivative of this one is wanted
+        if torch.is_grad_enabled():  # a derivative of this one is wanted
             again = _step(s, w, ctx.shrinkage, ctx.rate)[0]
             return torch.autograd.grad(again, s, grad, create_graph=True)[0], None, None, None
         # dL/dR = -(1 - shrinkage) c^(3/2) / 2 W^T (sym(dL/dV) W^T) W
