@@ -10,6 +10,7 @@ from classification.datamodules.files import (
 from classification.datamodules.folders import ImageFolderDataModule
 from classification.datamodules.glyphs import GlyphDataModule
 from classification.datamodules.imagenet import ImageNetDataModule
+from classification.evaluation import ImageResult
 
 __all__ = [
     "CIFAR10DataModule",
@@ -19,5 +20,6 @@ __all__ = [
     "ImageClassifier",
     "ImageFolderDataModule",
     "ImageNetDataModule",
+    "ImageResult",
     "MNISTDataModule",
 ]

@@ -101,7 +101,7 @@ class BaseClassesDataModule(EpisodicDataModule):
         return [episodes, each_once_loader(self, LabelledDataset(self.image_set(HELD_OUT)), self.eval_batch_size)]
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return super().on_after_batch_transfer(prepared(self, batch), dataloader_idx)
+        return prepared(self, batch)
 
     def _check_split(self, split: str) -> None:
         world = self.processes[0]

@@ -176,6 +176,7 @@ class EpisodicDataModule(ImageDataModule):
         if stage == "predict":
             own = (self.image_size, self.channels, self.spec.from_file)
             self.prediction = load_prediction_data(self._support, self._query, *own)
+            self.query_files = self.prediction.query_files
         for split in SPLITS[stage]:
             self._check_split(split)
 

@@ -7,6 +7,7 @@ random augmentation. Otherwise, the images of each episode are embedded together
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +19,25 @@ from fewshot.episodes import EpisodeSampler, Range
 from fewshot.heads import EpisodeHead
 from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.health import check_running_statistics
+from swbn_lightning.runs.confusion import Confusion
 from swbn_lightning.runs.intervals import half_width
 
 # Of a chunk of episodes, features and what the head makes of them: near the caches (256 MiB took five times as long).
 _CHUNK_BYTES = 16 * 2**20
+
+
+class Scored(NamedTuple):
+    """Some episodes of one shape with what :func:`score` found, all on the CPU."""
+
+    numbers: Tensor  # [E]
+    classes: Tensor  # [E, W], values as in the labels
+    named: Tensor  # [E, W, W] int64, how many queries of a class (row) were classified as each class
+    losses: Tensor  # [E]
+
+    @property
+    def right(self) -> Tensor:
+        """Correct queries of each class, ``[E, W]``."""
+        return self.named.diagonal(dim1=1, dim2=2)
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class EpisodeResult:
         class_accuracies: ``[L]`` float64, the share of a class's queries that were classified correctly, over all
             episodes; NaN for a class that no episode drew.
         transductive: whether the queries of an episode were classified together.
+        scored: the episodes by their shapes, each with its classes and what its queries were classified as.
     """
 
     accuracies: Tensor  # [E] float64, on the CPU
@@ -50,6 +67,7 @@ class EpisodeResult:
     classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [L] the distinct labels
     class_accuracies: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))  # [L] over queries
     transductive: bool = False  # whether an episode's queries were classified together
+    scored: Sequence[Scored] = ()
 
     @property
     def mean(self) -> float:
@@ -74,14 +92,17 @@ class EpisodeResult:
         """Number of episodes, ``E``."""
         return self.accuracies.numel()
 
-
-class Scored(NamedTuple):
-    """Some episodes of one shape with what :func:`score` found, all on the CPU."""
-
-    numbers: Tensor  # [E]
-    classes: Tensor  # [E, W], values as in the labels
-    right: Tensor  # [E, W]
-    losses: Tensor  # [E]
+    @cached_property
+    def confusion(self) -> Confusion:
+        """Which classes were taken for which, of the pairs of classes that met in an episode."""
+        number = len(self.classes)
+        places = [torch.searchsorted(self.classes, part.classes) for part in self.scored]
+        pairs = torch.cat([(own[:, :, None] * number + own[:, None, :]).flatten() for own in places])
+        named = torch.cat([part.named.flatten() for part in self.scored])
+        codes, which, met = torch.unique(pairs, return_inverse=True, return_counts=True)
+        counts = torch.bincount(which, named.double()).long()
+        pairs = torch.stack([codes // number, codes % number], dim=1)
+        return Confusion(self.classes, *(column[counts > 0] for column in (pairs, counts, met * self.queries)))
 
 
 @torch.no_grad()
@@ -148,8 +169,8 @@ def evaluate_episodes(
             support, query = features[support], features[query]
             if embed is not None:
                 support, query = _embedded_together(embed, support, query)
-            right, losses = score(head, support, query)
-            scored.append(Scored(torch.from_numpy(numbers), episodes.classes, right.cpu(), losses.cpu()))
+            named, losses = score(head, support, query)
+            scored.append(Scored(torch.from_numpy(numbers), episodes.classes, named.cpu(), losses.cpu()))
     return episode_result(head, labels, scored, ways=ways, shots=shots, queries=queries, seed=seed)
 
 
@@ -162,14 +183,16 @@ def score(head: nn.Module, support: Tensor, query: Tensor) -> tuple[Tensor, Tens
         query: features ``[E, W*Q, ...]``, class after class.
 
     Returns:
-        Correct queries of each class ``[E, W]`` (int64), and the mean cross-entropy of the queries ``[E]`` (float64).
+        How many queries of each class were classified as each class, ``[E, W, W]`` (int64), and the mean cross-entropy
+        of the queries, ``[E]`` (float64).
     """
     logits = head(support, query).float()
     _check_finite(logits, "logits")
-    target = query_targets(support, query)
-    right = (logits.argmax(-1) == target).unflatten(1, (support.shape[1], -1)).sum(-1)
+    target, ways = query_targets(support, query), support.shape[1]
+    predicted = logits.argmax(-1).unflatten(1, (ways, -1))
+    named = predicted.new_zeros(len(logits), ways, ways).scatter_add_(2, predicted, torch.ones_like(predicted))
     losses = F.cross_entropy(logits.mT, target.expand(len(logits), -1), reduction="none")
-    return right, losses.double().mean(-1)
+    return named, losses.double().mean(-1)
 
 
 def query_targets(support: Tensor, query: Tensor) -> Tensor:
@@ -192,8 +215,7 @@ def episode_result(
     order = torch.cat([part.numbers for part in scored]).argsort()
     values = torch.as_tensor(labels).unique().cpu().long()
     places = torch.searchsorted(values, torch.cat([part.classes.flatten() for part in scored]))
-    right = torch.cat([part.right.flatten() for part in scored])
-    hits = torch.bincount(places, right.double(), minlength=len(values))
+    hits = torch.bincount(places, torch.cat([part.right.flatten() for part in scored]).double(), minlength=len(values))
     accuracies = [part.right.sum(1).double() / (part.right.shape[1] * queries) for part in scored]
     return EpisodeResult(
         accuracies=torch.cat(accuracies)[order],
@@ -205,6 +227,7 @@ def episode_result(
         classes=values,
         class_accuracies=hits / (torch.bincount(places, minlength=len(values)) * queries),
         transductive=isinstance(head, EpisodeHead) and head.transductive,
+        scored=scored,
     )
 
 

@@ -1,56 +1,26 @@
-"""Files that an evaluation of episodes writes beside ``results.json``: accuracies per episode and per class."""
+"""What an evaluation of episodes leaves beside ``results.json``."""
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import pytorch_lightning as pl
 from torch import Tensor
 
 from fewshot.episodes import EpisodeSettings, in_words
 from fewshot.evaluation import EpisodeResult
-from swbn_lightning.files.writing import csv_text, write_whole
+from swbn_lightning.files.writing import csv_text
+from swbn_lightning.runs.confusion import class_files
 from swbn_lightning.runs.folders import EPISODES_FILE
 
-CLASSES_FILE = "classes.csv"
 
-
-class EpisodeFiles(pl.Callback):
-    """Write ``episodes.csv`` and ``classes.csv`` to the folder of a ``test`` or ``validate``.
+def episode_files(result: EpisodeResult, class_names: Sequence[str]) -> dict[str, str]:
+    """Texts by the names of their files.
 
     ``episodes.csv`` has one row per episode (``episode,accuracy``); ``swbn compare`` pairs it with that of another run.
-    ``classes.csv`` has one row per class (``class,name,accuracy``): the share of the class's queries that were
-    classified correctly, empty for a class that no episode drew.
+    ``classes.csv`` and ``confusion.csv`` are those of :func:`~swbn_lightning.runs.confusion.class_files`.
     """
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        log_dir = trainer.log_dir  # the processes agree on it here, in a collective
-        self._folder = Path(log_dir) if trainer.loggers and log_dir else None
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(trainer, pl_module, "test")
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.state.fn == "validate":
-            self._write(trainer, pl_module, "val")
-
-    def _write(self, trainer: pl.Trainer, pl_module: Any, split: str) -> None:
-        result: EpisodeResult | None = getattr(pl_module, "episode_results", {}).get(split)
-        folder = self._folder
-        if result is None or folder is None or not trainer.is_global_zero:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        names = pl_module.class_names(split)
-        # repr gives the shortest digits that read back as the same number.
-        episodes = [(number, repr(value)) for number, value in enumerate(result.accuracies.tolist())]
-        write_whole(folder / EPISODES_FILE, csv_text(("episode", "accuracy"), episodes))
-        pairs = zip(result.classes.tolist(), result.class_accuracies.tolist(), strict=True)
-        classes = [(label, names[label], "" if value != value else repr(value)) for label, value in pairs]
-        write_whole(folder / CLASSES_FILE, csv_text(("class", "name", "accuracy"), classes))
+    # repr gives the shortest digits that read back as the same number.
+    episodes = [(number, repr(value)) for number, value in enumerate(result.accuracies.tolist())]
+    return {EPISODES_FILE: csv_text(("episode", "accuracy"), episodes), **class_files(result.confusion, class_names)}
 
 
 def episodes_identity(labels: Tensor, class_names: Sequence[str], settings: EpisodeSettings, seed: int) -> str:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import torch
 
+from classification.evaluation import ImageResult
 from swbn_lightning.whiteness import CorrelationMap
 from swbn_lightning.whiteness.measures import MEASURES
 from swbn_lightning.whiteness.records import append_whiteness, write_heatmap
@@ -92,6 +93,24 @@ def make_test(folder, training, accuracy=_USUAL, shots=1, episodes=None, **more)
         row["episodes"] = len(episodes)
         lines = ["episode,accuracy", *(f"{i},{value!r}" for i, value in enumerate(map(float, episodes))), ""]
         (folder / "episodes.csv").write_text("\n".join(lines))
+    return results_of(folder, training, row)
+
+
+def make_image_test(folder, training, labels, predicted, names=None, **more):
+    """A test of a classifier, with the classes of its images and what it named them; and which classes it confused."""
+    labels, predicted = torch.as_tensor(labels), torch.as_tensor(predicted)
+    names = names or [f"class {number}" for number in range(int(max(labels.max(), predicted.max())) + 1)]
+    accuracy = (labels == predicted).double().mean().item()
+    row = {"split": "test", "classes": len(names), "images": len(labels), "images_id": "same", "accuracy": accuracy}
+    identify(folder, "test", {**told(training)["settings"], "seed_everything": 0}, training)
+    ones = torch.ones(len(labels))
+    result = ImageResult(torch.arange(len(labels)), labels, predicted, ones.bool(), ones, ones, len(names))
+    for name, text in result.files(names).items():
+        (folder / name).write_text(text)
+    return results_of(folder, training, {**row, "ci95": 0.0023, "loss": 0.875, "macro_f1": 0.5, **more})
+
+
+def results_of(folder, training, row):
     results = {"results": [row], "best_checkpoint": None}
     (folder / "results.json").write_text(
         json.dumps({**results, "tested_checkpoint": str(training / "checkpoints" / "best.ckpt")})

@@ -93,10 +93,3 @@ def test_a_checkpoint_of_another_model_is_refused(command, trained, capsys):
 def test_a_training_that_is_complete_says_so(trained):
     with pytest.warns(UserWarning, match=r"nothing was trained: 1 epochs and 1 steps are behind.*max_epochs=1"):
         main(["fit", *trained[1], "--ckpt_path", str(trained[0])])
-
-
-def test_predict_is_for_few_shot_models(trained, capsys):
-    given = ["--config", str(REPOSITORY / "configs" / "classification" / "glyphs.yaml"), "--trainer.accelerator=cpu"]
-    with pytest.raises(SystemExit):
-        main(["predict", *given, "--trainer.fast_dev_run=true"])
-    assert "predict names images by a support folder, with a few-shot model" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from cli import main
 from swbn_lightning.errors import InputError
 from swbn_lightning.runs.compare import compare
-from tests.made_runs import change, identify, make_test, told
+from tests.made_runs import change, identify, make_image_test, make_test, told
 
 T_29, T_1 = 2.045229642, 12.706204736  # Student's t at 97.5%, 29 and 1 degrees of freedom
 
@@ -25,6 +25,22 @@ def saved(root, name, accuracies, seed=0, version=1, **changed):
     return str(run)
 
 
+def classified(root, name, predicted, labels, seed=0, version=1, **changed):
+    """A classifier's run with a test of it."""
+    run = Path(root) / name
+    norm = changed.pop("norm", name)
+    if not (run / "version_0" / "run.json").exists():
+        identify(run / "version_0", "fit", {"seed_everything": seed, "run.name": str(name), "model.norm": norm})
+    make_image_test(run / f"version_{version}", run / "version_0", labels, predicted, list("abcd"), **changed)
+    return str(run)
+
+
+def guesses(labels, share, seed):
+    """Classes that are right of so many of the images."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(len(labels)) < share, labels, (labels + 1 + rng.integers(0, 3, len(labels))) % 4)
+
+
 def episodes(seed, number=30):
     return np.random.default_rng(seed).integers(20, 76, number) / 75
 
@@ -34,7 +50,7 @@ def test_two_runs_are_paired_by_episode(tmp_path):
     a, b = 0.5 + luck, 0.52 + luck + np.random.default_rng(8).normal(0, 0.01, 30)
     longer = np.append(b, 0.5)  # compared on what both have
     first, second = compare([saved(tmp_path, "bn", a), f"ours={saved(tmp_path, 'swbn', longer)}"])
-    assert (first.label, second.label) == (str(tmp_path / "bn"), "ours") and first.episodes == second.episodes == 30
+    assert (first.label, second.label) == (str(tmp_path / "bn"), "ours") and first.tested == second.tested == 30
     assert first.difference is None and first.distinguishable is None
     assert second.accuracy.mean == pytest.approx(b.mean(), abs=1e-12)
     assert second.accuracy.half_width == pytest.approx(T_29 * b.std(ddof=1) / np.sqrt(30), rel=1e-6)
@@ -152,7 +168,7 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         ([a], "at least two"),
         ([a, a], "labels of their own"),
         ([a, f"b={tmp_path / 'nothing'}"], "does not exist"),
-        ([a, str(tmp_path / "untested")], "holds no test of episodes"),
+        ([a, str(tmp_path / "untested")], "holds no test (1 runs, none with episodes.csv or images.csv)"),
         ([a, str(tmp_path / "other")], "tested on other episodes"),
         ([a, str(tmp_path / "shots")], "no test in common"),
         ([a, str(tmp_path / "mixed")], "model.norm: 'bn' and 'swbn-fro'"),
@@ -193,3 +209,82 @@ def test_several_comparisons_are_counted_and_corrected(tmp_path, capsys):
     assert "2 comparisons in one table" in printed and "each at 97.50 %" in printed
     rows = [(row["comparisons"], row["distinguishable_among_all"]) for row in csv.DictReader(output.open())]
     assert rows == [("2", ""), ("2", "False"), ("2", "True")]
+
+
+LABELS = np.random.default_rng(5).integers(0, 4, 400)
+
+
+def test_two_classifiers_are_paired_by_image(tmp_path, capsys):
+    first, second = guesses(LABELS, 0.6, 1), guesses(LABELS, 0.7, 2)
+    runs = [classified(tmp_path, "bn", first, LABELS), f"ours={classified(tmp_path, 'swbn', second, LABELS)}"]
+    base, line = compare(runs)
+    right = [(own == LABELS).astype(float) for own in (first, second)]
+    difference = right[1] - right[0]
+    assert (line.setting, line.tested, base.mcnemar) == ("test, 4 classes", 400, None)
+    assert line.difference.over_episodes.mean == pytest.approx(difference.mean(), abs=1e-12)
+    half = 1.965927 * difference.std(ddof=1) / np.sqrt(400)  # t(399)
+    assert line.difference.over_episodes.half_width == pytest.approx(half, rel=1e-5)
+    assert line.mcnemar[:2] == ((difference > 0).sum(), (difference < 0).sum()) and 0 < line.mcnemar.mcnemar_p < 0.05
+    main(["compare", *runs, "--output", str(tmp_path / "x.csv")])
+    printed = capsys.readouterr().out
+    assert "test, 4 classes, 400 images" in printed and "paired images ± 95%" in printed and "McNemar's p" in printed
+    assert (
+        f"right: ours {line.mcnemar[0]}, {tmp_path / 'bn'} {line.mcnemar[1]}." in printed and "episode" not in printed
+    )
+    row = list(csv.DictReader((tmp_path / "x.csv").open()))[1]
+    assert row["images"] == "400" and float(row["difference_over_images_ci95"]) == pytest.approx(half, rel=1e-5)
+    assert float(row["mcnemar_p"]) == line.mcnemar.mcnemar_p and "episodes" not in row
+
+
+def test_classifiers_of_several_seeds(tmp_path, capsys):
+    given = {(norm, seed): guesses(LABELS, 0.6, 7 * seed + len(norm)) for norm in ("bn", "swbn") for seed in (0, 3)}
+    for (norm, seed), predicted in given.items():
+        classified(tmp_path / norm, f"seed{seed}", predicted, LABELS, seed, norm=norm)
+    _, line = compare([str(tmp_path / "bn"), str(tmp_path / "swbn")])
+    right = np.array([[given[norm, seed] == LABELS for seed in (0, 3)] for norm in ("bn", "swbn")], float)
+    found = line.difference
+    assert found.deciding is found.over_both and line.mcnemar is None and line.paired_seeds == (0, 3)
+    assert found.over_episodes.mean == pytest.approx((right[1] - right[0]).mean(), abs=1e-12)
+    assert found.over_both.half_width >= max(found.over_seeds.half_width, found.over_episodes.half_width)
+    main(["compare", str(tmp_path / "bn"), str(tmp_path / "swbn")])
+    assert "Seeds share their test images" in capsys.readouterr().out
+
+
+def test_folders_that_hold_both_kinds_of_tests(tmp_path, capsys):
+    for number, name in enumerate("ab"):
+        classified(tmp_path / name, "many", guesses(LABELS, 0.6, number), LABELS, norm=name)
+        saved(tmp_path / name, "few", episodes(number), norm=name)
+    lines = compare([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert [(line.kind.unit, line.tested) for line in lines] == [("episode", 30)] * 2 + [("image", 400)] * 2
+    main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "x.csv")])
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    assert [(row["episodes"], row["images"]) for row in rows] == [("30", "")] * 2 + [("", "400")] * 2
+    few, many = rows[1], rows[3]
+    assert few["difference_over_episodes"] and not few["difference_over_images"] and not few["mcnemar_p"]
+    assert many["difference_over_images"] and not many["difference_over_episodes"] and many["mcnemar_p"]
+    with pytest.raises(InputError, match="no test in common"):
+        compare([str(tmp_path / "a" / "many"), str(tmp_path / "b" / "few")])
+
+
+@pytest.mark.parametrize(("line", "reason"), [
+    ("1,0,0,1", "line 3: image 1 stands in line 2, too"), ("-1,0,0,1", "line 3: '-1' is not the number of an image"),
+    ("7,x,0,1", "line 3: 'x' is not a whole number"), ("7,0,1.5,1", "line 3: '1.5' is not a whole number"),
+    ("7,0,0,1", "holds 2 images, results.json says 400"),
+])  # fmt: skip
+def test_lists_of_images_that_are_none(tmp_path, line, reason):
+    runs = [classified(tmp_path, name, guesses(LABELS, 0.6, 1), LABELS) for name in "ab"]
+    (tmp_path / "b" / "version_1" / "images.csv").write_text(f"image,class,predicted,probability\n1,0,0,1\n{line}\n")
+    with pytest.raises(InputError, match=r"b/version_1/images\.csv") as error:
+        compare(runs)
+    assert reason in str(error.value)
+
+
+def test_other_images_are_refused_by_name(tmp_path):
+    a = classified(tmp_path, "a", LABELS, LABELS)
+    b = classified(tmp_path, "b", LABELS, LABELS, images_id="other")
+    with pytest.raises(InputError, match=r"test, 4 classes: .*b/version_1 .* and .*a/version_1 .* on other images"):
+        compare([a, b])
+    classified(tmp_path, "old", LABELS, LABELS)
+    (tmp_path / "old" / "version_1" / "images.csv").unlink()  # as versions wrote it that saved no images
+    with pytest.raises(InputError, match=r"old holds no test \(2 runs, none with episodes.csv or images.csv\)"):
+        compare([a, str(tmp_path / "old")])

@@ -27,8 +27,8 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 INTERNALS = {"swbn_lightning/training/lightning_internals.py", "swbn_lightning/norms/torch_internals.py"}
 # Documented in spite of the underscore; base classes that others' layers are known by; where a module keeps its own.
 DOCUMENTED = {
-    "_replace", "_asdict", "_exit", "_assert", "_BatchNorm", "_InstanceNorm", "_LazyNormBase", "_NormBase", "_modules",
-    "_parameters",
+    "_replace", "_asdict", "_fields", "_exit", "_assert", "_BatchNorm", "_InstanceNorm", "_LazyNormBase", "_NormBase",
+    "_modules", "_parameters",
 }  # fmt: skip
 PRIVATE = {
     # Who asks for an attribute: torch's fusers would take a whitening layer for a BatchNorm and leave W out.

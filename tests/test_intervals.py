@@ -1,11 +1,14 @@
 """Student's t and the intervals made with it, against printed tables and numpy."""
 
+import math
+
 import numpy as np
 import pytest
 
 from swbn_lightning.runs.intervals import (
     corrected,
     half_width,
+    mcnemar,
     mean_interval,
     paired_difference,
     t_quantile,
@@ -62,6 +65,15 @@ def test_many_comparisons_need_wider_intervals():
     assert wide / mean_interval(values).half_width == pytest.approx(9.925 / 4.303, rel=1e-3)
 
 
+@pytest.mark.parametrize(("better", "worse"), [(12, 3), (3, 12), (5, 5), (1, 0), (0, 0), (140, 100)])
+def test_mcnemars_test_is_the_binomials_two_tails(better, worse):
+    sides = np.array([[1, 0]] * better + [[0, 1]] * worse + [[1, 1]] * 30 + [[0, 0]] * 9).T
+    found = mcnemar(*sides)
+    number, few = better + worse, min(better, worse)
+    tail = sum(math.comb(number, k) for k in range(few + 1)) / 2**number
+    assert found[:2] == (better, worse) and found.mcnemar_p == pytest.approx(min(1, 2 * tail), rel=1e-9)
+
+
 def null_differences(rng, seeds, spreads, episodes=2000):
     """Differences of two methods that do not differ: luck of the seed, of the episode, of both."""
     seed, episode, rest = spreads
@@ -76,6 +88,17 @@ def test_null_differences_over_shared_seeds_and_episodes_are_rarely_called_real(
     for _ in range(trials):
         called += two_way_difference(null_differences(rng, seeds, spreads), zeros).leaves_out_zero
     assert called / trials < 0.085  # 5%, or less; 0.085 is 2.8 standard deviations above
+
+
+@pytest.mark.parametrize(("seeds", "spread"), [(2, 0.0), (3, 0.3), (5, 0.1)])
+def test_null_differences_over_shared_images_are_rarely_called_real(seeds, spread):
+    rng, called = np.random.default_rng(seeds), 0
+    for _ in range(300):
+        easy = rng.normal(2, 2.5, 1000)  # in logits: some images are easy for all, some for one method, seeds differ
+        logits = easy + rng.normal(0, 1, (2, 1, 1000)) + rng.normal(0, spread, (2, seeds, 1))
+        values, baseline = (rng.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(float)
+        called += bool(two_way_difference(values, baseline).leaves_out_zero)
+    assert called / 300 < 0.085  # as above
 
 
 def test_a_two_way_interval_is_the_textbooks():

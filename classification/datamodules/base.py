@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip, RandomErasing
-from swbn_lightning.data.image_data import SPLITS, ImageDataModule
+from swbn_lightning.data.decode import read_image
+from swbn_lightning.data.image_data import SPLITS, ImageBatch, ImageDataModule
 from swbn_lightning.data.images import hold_out, take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed, training_seed
+from swbn_lightning.data.query import QueryDataset, query_files, shown_names
 from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
 
@@ -22,6 +25,14 @@ class LabelledBatch(NamedTuple):
 
     images: Tensor  # [B, C, H, W]
     labels: Tensor  # [B] int64
+
+
+class NumberedBatch(NamedTuple):
+    """An evaluation batch: as a :class:`LabelledBatch`, with each image's number in its split."""
+
+    images: Tensor  # [B, C, H, W]
+    labels: Tensor  # [B] int64
+    numbers: Tensor  # [B] int64
 
 
 class RawBatch(NamedTuple):
@@ -33,7 +44,7 @@ class RawBatch(NamedTuple):
     erased: Tensor | None  # [B, 4], what RandomErasing.draw gave
 
 
-class LabelledDataset(Dataset[LabelledBatch]):
+class LabelledDataset(Dataset[NumberedBatch]):
     """A split in memory; a whole batch is gathered at once."""
 
     def __init__(self, image_set: ImageSet) -> None:
@@ -42,9 +53,9 @@ class LabelledDataset(Dataset[LabelledBatch]):
     def __len__(self) -> int:
         return len(self.image_set)
 
-    def __getitems__(self, numbers: list[int]) -> LabelledBatch:
+    def __getitems__(self, numbers: list[int]) -> NumberedBatch:
         index = torch.tensor(numbers)
-        return LabelledBatch(take(self.image_set.images, index), self.image_set.labels[index])
+        return NumberedBatch(take(self.image_set.images, index), self.image_set.labels[index], index)
 
 
 class TrainingDataset(EpochDataset[RawBatch]):
@@ -84,8 +95,8 @@ class ClassificationDataModule(ImageDataModule):
     A subclass defines :meth:`load` and :attr:`num_classes`.
 
     Splits are kept in memory as uint8. A training batch is gathered there and augmented as a whole on the training
-    device. A subclass whose images do not fit in memory overrides :meth:`training_dataset` and
-    :meth:`evaluation_dataset` instead.
+    device. A subclass whose images do not fit in memory overrides :meth:`training_dataset`, :meth:`evaluation_dataset`
+    and :meth:`class_names` instead.
 
     In your own loop, call ``loader.sampler.set_epoch(epoch)`` before each pass over
     ``loader = data.train_dataloader()``; otherwise every epoch has the same order. In distributed training, each
@@ -108,11 +119,12 @@ class ClassificationDataModule(ImageDataModule):
         num_workers: worker processes that gather batches; 0 is fast enough for images in memory.
         curve_split: ``"test"`` evaluates the test split after each epoch, as in the paper's curves; only without
             validation images. The curve is logged and drawn, but never selects a model.
+        query: for ``predict``: the images to classify, a folder or one image.
 
     Raises:
-        InputError: a number out of range; an unknown ``curve_split``; in :meth:`setup`, ``curve_split`` together with
-            validation images, missing or broken files, a batch larger than the training set of a process, or a split
-            with fewer images than processes.
+        InputError: a number out of range; an unknown ``curve_split``; in :meth:`setup`, no images to classify,
+            ``curve_split`` together with validation images, missing or broken files, a batch larger than the training
+            set of a process, or a split with fewer images than processes.
     """
 
     def __init__(
@@ -129,6 +141,7 @@ class ClassificationDataModule(ImageDataModule):
         seed: int | None = None,
         num_workers: int = 0,
         curve_split: str | None = None,
+        query: str | None = None,
     ) -> None:
         super().__init__(mean, std, CropFlip(crop_padding, flip, crop_padding_mode), erasing)
         require_positive("data", batch_size=batch_size, eval_batch_size=eval_batch_size)
@@ -138,11 +151,26 @@ class ClassificationDataModule(ImageDataModule):
         self.curve_split = curve_split
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self._seed, self.num_workers = seed, num_workers
+        self._query = query
+        self._query_paths: list[Path] = []
 
     @property
     @abstractmethod
     def num_classes(self) -> int:
         """Number of classes, the same in every split."""
+
+    def class_names(self, split: str) -> tuple[str, ...]:
+        """Return the names of the classes, by number; their numbers if a subclass gives neither names nor images."""
+        if type(self).load is ImageDataModule.load:
+            return tuple(map(str, range(self.num_classes)))
+        return self.image_set(split).class_names
+
+    def chosen_by(self, split: str) -> str:
+        """Return what chooses a split's images besides the data set, such as a seed; empty if nothing does.
+
+        It is part of :meth:`ImageResult.identity <classification.ImageResult.identity>`, by which tests are paired.
+        """
+        return ""
 
     @property
     def training_seed(self) -> int:
@@ -161,12 +189,18 @@ class ClassificationDataModule(ImageDataModule):
         """Return the augmented training split; its batches go to :meth:`on_after_batch_transfer`."""
         return TrainingDataset(self.image_set("train"), self.augment, self.erasing, self.training_seed)
 
-    def evaluation_dataset(self, split: str) -> Dataset[LabelledBatch]:
+    def evaluation_dataset(self, split: str) -> Dataset[NumberedBatch]:
         """Return any split for evaluation, without augmentation."""
         return LabelledDataset(self.image_set(split))
 
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` needs, so that errors in them appear before training."""
+        if stage == "predict":
+            if self._query is None:
+                raise InputError("predict needs images to name: --data.query PATH (a folder of images, or one image).")
+            self._query_paths = query_files(self._query)
+            self.query_files = shown_names(self._query_paths)
+            return
         if stage == "validate" and not self.has_validation:
             raise InputError(f"{type(self).__name__} holds out no images for validation; set val_share above 0.")
         if self.curve_split and self.has_validation:
@@ -185,11 +219,11 @@ class ClassificationDataModule(ImageDataModule):
             raise InputError(f"the {split} split has {count} images, too few for {world} processes.")
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Raise :class:`InputError`: prediction needs a few-shot model."""
-        raise InputError(
-            "predict names images by a support folder, with a few-shot model (fewshot.…); an image classifier is "
-            "tested on labelled images: swbn test."
-        )
+        return self.loader(QueryDataset(self._query_paths, self.read_file), self.eval_batch_size)
+
+    def read_file(self, path: Path) -> Tensor:
+        """Read an image for ``predict`` as those of the test were read, into uint8 ``[C, H, W]``."""
+        return torch.tensor(read_image(path, self.image_size, self.channels))
 
     def train_dataloader(self) -> DataLoader[Any]:
         return shuffled_loader(self, self.training_dataset(), self.batch_size, self.training_seed)
@@ -244,6 +278,9 @@ class HeldOutDataModule(ClassificationDataModule):
     def has_validation(self) -> bool:
         return self.val_share > 0
 
+    def chosen_by(self, split: str) -> str:
+        return "" if split == "test" else f"val_share={self.val_share} split_seed={self.split_seed}"
+
     def divide(self, labels: Tensor) -> dict[str, Tensor]:
         """Image numbers of the training set's parts: ``"train"`` and, if images are held out, ``"val"``."""
         if not self.val_share:
@@ -253,10 +290,10 @@ class HeldOutDataModule(ClassificationDataModule):
 
 
 def prepared(data: ImageDataModule, batch: Any) -> Any:
-    """A training or evaluation batch of labelled images as the network takes it; any other batch as it is."""
+    """A batch of images, with or without labels, as the network takes it; any other batch as it is."""
     if isinstance(batch, RawBatch):
         return LabelledBatch(data.prepare(batch.images, batch.crops, batch.erased), batch.labels)
-    if isinstance(batch, LabelledBatch):
+    if isinstance(batch, LabelledBatch | NumberedBatch | ImageBatch):
         return batch._replace(images=data.normalize(batch.images))
     return batch
 

@@ -75,7 +75,7 @@ class FileDataModule(HeldOutDataModule):
 
     def prepare_data(self) -> None:
         """Download the files if requested; Lightning calls this in one process per machine."""
-        if not self.download:
+        if not self.download or (self.trainer is not None and self.trainer.predicting):
             return
         try:
             self._find()
@@ -140,12 +140,12 @@ class MNISTDataModule(FileDataModule):
     mean, std = (MNIST_MEAN,), (MNIST_STD,)
     num_classes = 10
     image_size = 28
-    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def read(self, paths: dict[str, Path], part: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         prefix = {"train": "train", "test": "t10k"}[part]
         images, labels = (paths[f"{prefix}-{kind}-ubyte"] for kind in ("images-idx3", "labels-idx1"))
-        return *read_idx_images(images, labels), self.class_names
+        return *read_idx_images(images, labels), self.names
 
 
 class FashionMNISTDataModule(MNISTDataModule):
@@ -160,7 +160,7 @@ class FashionMNISTDataModule(MNISTDataModule):
     dataset_name, folder = "fashion-mnist", "FashionMNIST/raw"
     torchvision_class = datasets.FashionMNIST
     mean, std = (FASHION_MNIST_MEAN,), (FASHION_MNIST_STD,)
-    class_names: ClassVar[tuple[str, ...]] = tuple(datasets.FashionMNIST.classes)
+    names: ClassVar[tuple[str, ...]] = tuple(datasets.FashionMNIST.classes)
 
 
 class CIFAR10DataModule(FileDataModule):

@@ -87,6 +87,10 @@ class ImageFolderDataModule(ClassificationDataModule):
         folders = self._folders()
         return "val" in folders or self._shares(folders)["val"] > 0
 
+    def chosen_by(self, split: str) -> str:
+        folders = self._folders()
+        return "" if split in folders else f"{self._shares(folders)} split_seed={self.split_seed}"
+
     def load(self, split: str) -> ImageSet:
         folders = self._folders()
         training = _training_folder(folders)

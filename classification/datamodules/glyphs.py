@@ -41,6 +41,9 @@ class GlyphDataModule(ClassificationDataModule):
     def num_classes(self) -> int:
         return self._num_classes
 
+    def chosen_by(self, split: str) -> str:
+        return f"seed={self.seed}"
+
     def load(self, split: str) -> ImageSet:
         number = ("train", "val", "test").index(split)
         count = self.images_per_class if split == "train" else max(1, self.images_per_class // 4)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from classification.datamodules.base import HeldOutDataModule, LabelledBatch
+from classification.datamodules.base import HeldOutDataModule, LabelledBatch, NumberedBatch
 from swbn_lightning.data.decode import open_image
 from swbn_lightning.data.files import checked_root, shown_content
 from swbn_lightning.data.folders import (
@@ -53,11 +53,11 @@ class ImageFiles:
         return open_image(self.root / self.class_names[int(self.labels[number])] / str(self.names[number]), channels=3)
 
 
-class ImageFileDataset(EpochDataset[LabelledBatch]):
+class ImageFileDataset(EpochDataset[Any]):
     """Some of the images, read and transformed one by one.
 
-    With a ``seed``, the random numbers of the transform depend only on (seed, epoch, image), whichever worker or
-    process reads the image.
+    With a ``seed``, for training, the random numbers of the transform depend only on (seed, epoch, image), whichever
+    worker or process reads the image. Without one, for evaluation, batches have the images' numbers.
     """
 
     def __init__(self, files: ImageFiles, numbers: Tensor, transform: Transform, seed: int | None = None) -> None:
@@ -67,10 +67,13 @@ class ImageFileDataset(EpochDataset[LabelledBatch]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitems__(self, positions: list[int]) -> LabelledBatch:
+    def __getitems__(self, positions: list[int]) -> LabelledBatch | NumberedBatch:
         numbers = self.numbers[positions]
         images = torch.stack([self._transformed(number) for number in numbers.tolist()])
-        return LabelledBatch(images, self.files.labels[numbers])
+        labels = self.files.labels[numbers]
+        if self.seed is not None:
+            return LabelledBatch(images, labels)
+        return NumberedBatch(images, labels, torch.tensor(positions))
 
     def _transformed(self, number: int) -> Tensor:
         image = self.files.open(number)
@@ -148,6 +151,9 @@ class ImageNetDataModule(HeldOutDataModule):
     def num_classes(self) -> int:
         return len(class_folders(self._folder("train")))
 
+    def class_names(self, split: str) -> tuple[str, ...]:
+        return self._listed("train").class_names
+
     def facts(self) -> dict[str, Any]:
         files, numbers = self._split("train")
         train = {"name": "imagenet/train", "images": len(numbers), "classes": list(files.class_names)}
@@ -158,6 +164,9 @@ class ImageNetDataModule(HeldOutDataModule):
 
     def evaluation_dataset(self, split: str) -> ImageFileDataset:
         return ImageFileDataset(*self._split(split), self._evaluation)
+
+    def read_file(self, path: Path) -> Tensor:
+        return self._evaluation(open_image(path, channels=3))
 
     def _split(self, split: str) -> tuple[ImageFiles, Tensor]:
         files = self._listed("val" if split == "test" else "train")

@@ -12,11 +12,12 @@ from fewshot.episodes import in_words
 from fewshot.evaluation import EpisodeResult, Scored, episode_result, evaluate_episodes, query_targets, score
 from fewshot.heads import EpisodeHead
 from fewshot.learn2learn import Learn2LearnDataModule, TaskBatch
-from fewshot.prediction import nearest_images
-from fewshot.saving import episodes_identity
+from fewshot.prediction import PAGE_FILE, nearest_images, prediction_page
+from fewshot.saving import episode_files, episodes_identity
 from swbn_lightning.data.image_data import ImageBatch
+from swbn_lightning.data.order import each_once
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms.health import check_running_statistics, norm_by_batch
+from swbn_lightning.norms.health import norm_by_batch
 from swbn_lightning.training.module import TrainingModule
 
 # What Lightning's sanity check and fast_dev_run evaluate at most: whether it works, not how well.
@@ -57,8 +58,7 @@ class EpisodicModule(TrainingModule):
         #: Accuracy of every episode of the last evaluation of each split.
         self.episode_results: dict[str, EpisodeResult] = {}
         self._support: tuple[Tensor, ...] = ()  # of `predict`: features of each class's support images
-        #: Of the last batch of ``predict``: each image's nearest support image and the cosine of their features.
-        self.nearest: tuple[Tensor, Tensor] | None = None
+        self._nearest: list[tuple[Tensor, Tensor]] = []  # of the batches of `predict`, as nearest_images gives it
 
     def episodic_data(self) -> EpisodicDataModule | Learn2LearnDataModule:
         """The trainer's data module."""
@@ -76,6 +76,10 @@ class EpisodicModule(TrainingModule):
         if isinstance(data, Learn2LearnDataModule):
             return tuple(str(label) for label in data.task_split(split).class_numbers)
         return data.image_set(split).class_names
+
+    def evaluation_files(self, split: str) -> dict[str, str]:
+        found = self.episode_results.get(split)
+        return {} if found is None else episode_files(found, self.class_names(split))
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -132,9 +136,7 @@ class EpisodicModule(TrainingModule):
         self._evaluate("test")
 
     def on_predict_start(self) -> None:
-        if self.trainer.world_size > 1:
-            raise InputError("predict names images in one process; give --trainer.devices 1.")
-        check_running_statistics(self)
+        super().on_predict_start()
         if getattr(self.head, "transductive", False):
             raise InputError(
                 "predict names each image by itself, not many together; leave out transductive: true, or take a head "
@@ -143,12 +145,14 @@ class EpisodicModule(TrainingModule):
         data = self.episodic_data()
         assert isinstance(data, EpisodicDataModule) and data.prediction is not None
         support = data.prediction.support
+        self.prediction_classes = support.class_names
         with torch.no_grad():
             features = self.embed(data.normalize(support.images.to(self.device)))
         self._support = features.split(data.prediction.shots)
+        self._nearest.clear()
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
-        """Probabilities ``[B, W]`` of the support folder's classes; sets :attr:`nearest`."""
+        """Probabilities ``[B, W]`` of the support folder's classes."""
         query = self.embed(batch.images)
         if len(set(map(len, self._support))) == 1:
             logits = self.head(torch.stack(self._support)[None], query[None])[0]
@@ -156,8 +160,14 @@ class EpisodicModule(TrainingModule):
             logits = self.head.uneven_logits(self._support, query)
         self.watch_finite(logits, batch.images)
         self.stop_unless_finite("predict")
-        self.nearest = nearest_images(torch.cat(self._support), query)
+        self._nearest.append(nearest_images(torch.cat(self._support), query))
         return logits.softmax(-1)
+
+    def prediction_files(self, numbers: Tensor, probabilities: Tensor) -> dict[str, str]:
+        data = self.episodic_data()
+        assert isinstance(data, EpisodicDataModule) and data.prediction is not None
+        nearest, cosines = (torch.cat(parts).cpu() for parts in zip(*self._nearest, strict=True))
+        return {PAGE_FILE: prediction_page(data.prediction, numbers, probabilities, nearest, cosines)}
 
     def _keep(self, batch: ImageBatch | TaskBatch) -> None:
         if isinstance(batch, TaskBatch):
@@ -166,8 +176,9 @@ class EpisodicModule(TrainingModule):
             parts = (part.split(size) for part in (batch.numbers, *batch.episodes))
             for numbers, *episode in zip(*parts, strict=True):
                 episodes = EpisodeBatch(*episode)
-                right, losses = score(self.head, *self._embed_episodes(episodes))
-                self._scored.append(Scored(numbers, episodes.classes, right, losses))
+                self._scored.append(
+                    Scored(numbers, episodes.classes, *score(self.head, *self._embed_episodes(episodes)))
+                )
             return
         if self._by_batch is not None:  # only which images: their features are made anew in every episode
             self._embedded.append((batch.numbers, batch.numbers.new_empty(len(batch.numbers), 0)))
@@ -196,6 +207,7 @@ class EpisodicModule(TrainingModule):
             "accuracy": result.mean,
             "ci95": result.ci95,
             "std": result.std,
+            "macro_f1": result.confusion.macro_f1,
             "loss": result.loss,
             **({"head": self.head_label} if self.head_label is not None else {}),
             **({"inference": "transductive"} if result.transductive else {}),
@@ -203,7 +215,8 @@ class EpisodicModule(TrainingModule):
         }
         # Every process has the whole result; `sync_dist` only tells Lightning that they agree.
         self.log(f"{split}/accuracy", result.mean, prog_bar=True, sync_dist=True)
-        self.log(f"{split}/loss", result.loss, sync_dist=True)
+        for name in ("loss", "macro_f1"):
+            self.log(f"{split}/{name}", self.results[split][name], sync_dist=True)
         if result.ci95 is not None:
             self.log(f"{split}/accuracy_ci95", result.ci95, sync_dist=True)
 
@@ -245,7 +258,7 @@ class EpisodicModule(TrainingModule):
         self._scored.clear()
         if self.trainer.world_size > 1:
             parts = [self.all_gather(part).flatten(0, 1) for part in parts]  # type: ignore[union-attr]
-        first = _each_once(parts[0]).cpu()
+        first = each_once(parts[0]).cpu()
         scored = Scored(*(part.cpu()[first] for part in parts))
         tasks = data.task_split(split)
         s, labels = tasks.settings, torch.arange(len(tasks.class_numbers))
@@ -294,14 +307,5 @@ class EpisodicModule(TrainingModule):
             # The stock sampler pads every process to the same number of images by repeating some.
             index = self.all_gather(index).flatten()  # type: ignore[union-attr]
             features = self.all_gather(features).flatten(0, 1)  # type: ignore[union-attr]
-        first = _each_once(index)
+        first = each_once(index)
         return index[first], features[first]
-
-
-def _each_once(numbers: Tensor) -> Tensor:
-    """Position of the first occurrence of each distinct value in ``numbers [n]``, in rising order of the values."""
-    order = torch.argsort(numbers, stable=True)
-    ordered = numbers[order]
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return order[first]

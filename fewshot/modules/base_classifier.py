@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, SumMetric
 
-from classification.datamodules.base import LabelledBatch
+from classification.datamodules.base import LabelledBatch, NumberedBatch
 from fewshot.heads import PrototypicalHead
 from fewshot.learn2learn import TaskBatch
 from fewshot.modules.base import EpisodicModule
@@ -81,7 +81,7 @@ class BaseClassifier(EpisodicModule):
         return loss, (logits.argmax(-1) == batch.labels).float().mean()
 
     def validation_step(
-        self, batch: ImageBatch | TaskBatch | LabelledBatch, batch_idx: int, dataloader_idx: int = 0
+        self, batch: ImageBatch | TaskBatch | NumberedBatch, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if isinstance(batch, ImageBatch | TaskBatch):
             super().validation_step(batch, batch_idx)

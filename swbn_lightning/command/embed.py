@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from classification.datamodules.base import ClassificationDataModule, LabelledBatch, LabelledDataset
+from classification.datamodules.base import ClassificationDataModule, LabelledDataset, NumberedBatch
 from classification.datamodules.imagenet import ImageNetDataModule
 from fewshot.base_classes import HELD_OUT, BaseClassesDataModule
 from fewshot.datamodule import EpisodicDataModule
@@ -90,7 +90,7 @@ def embed_split(model: TrainingModule, data: ImageDataModule, split: str) -> Emb
     )
     labels: list[Tensor] = []
 
-    def images(batch: LabelledBatch) -> Tensor:
+    def images(batch: NumberedBatch) -> Tensor:
         labels.append(batch.labels)
         return batch.images
 

@@ -15,8 +15,6 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 import classification  # noqa: F401 (its classes are known by their short names)
 import fewshot  # noqa: F401
-from fewshot.prediction import PredictionTable
-from fewshot.saving import EpisodeFiles
 from swbn_lightning.command import parts, settings
 from swbn_lightning.command.help import CommandParser, about
 from swbn_lightning.command.messages import errors_as_messages, say_less, say_less_of_own_models
@@ -27,8 +25,10 @@ from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten, parse_yaml
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.training.callbacks.evaluation_files import EvaluationFiles
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 from swbn_lightning.training.callbacks.model_card import ModelCard
+from swbn_lightning.training.callbacks.prediction_table import PredictionTable
 from swbn_lightning.training.callbacks.progress import BriefModelSummary, progress
 from swbn_lightning.training.callbacks.random_streams import RandomStreams
 from swbn_lightning.training.callbacks.result_table import ResultTable
@@ -123,7 +123,7 @@ class SwbnCLI(LightningCLI):
         if logs:
             callbacks.append(LearningRateMonitor())
         callbacks += [RunFile(self._command_line, self._flat_settings), made.finite, RandomStreams(), StopTogether()]
-        callbacks += [ResultTable(), ModelCard(), EpisodeFiles(), PredictionTable()]
+        callbacks += [ResultTable(), ModelCard(), EvaluationFiles(), PredictionTable()]
         if logs and made.run.report:
             from swbn_lightning.training.callbacks.report_page import ReportPage  # matplotlib, as below
 
@@ -145,7 +145,8 @@ class SwbnCLI(LightningCLI):
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
         """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
-        validates = not isinstance(self.datamodule, ImageDataModule) or self.datamodule.has_validation
+        data = self.datamodule if self.subcommand != "predict" else None  # which can do without the training's data
+        validates = not isinstance(data, ImageDataModule) or data.has_validation
         return validates or not (quantity or "").startswith("val/")
 
 

@@ -35,6 +35,9 @@ _UNSAID = ("Tip: For seamless cloud", "Trainer already configured with model sum
 # Lightning's, once there are batches and metrics, and torch's, of weights that do not fit.
 _MISTAKES = ("`val_check_interval`", "Early stopping conditioned on", "Error(s) in loading state_dict")
 
+# What stands before the message of an error in a data worker, as torch hands it on: its traceback.
+_IN_A_WORKER = f"\n{InputError.__module__}.{InputError.__name__}: "
+
 
 def say_less() -> None:
     """From now on, leave out warnings that tell the command's user nothing, and print the others safely."""
@@ -66,7 +69,8 @@ def errors_as_messages(shows_only: bool) -> Iterator[None]:
             wrong = in_one_sentence(str(error)) if parsing else mistake(error)
             if wrong is None:
                 raise
-            print(f"swbn: error: {printable_lines(str(wrong))}", file=sys.stderr)
+            said = str(wrong).rpartition(_IN_A_WORKER)[2].strip()
+            print(f"swbn: error: {printable_lines(said)}", file=sys.stderr)
             raise SystemExit(2) from None
         if screen.lost is not None and not isinstance(screen.lost, BrokenPipeError):  # whose reader had enough
             print(f"swbn: not all could be shown ({screen.lost}); files are whole.", file=sys.stderr)

@@ -52,6 +52,8 @@ class ImageDataModule(pl.LightningDataModule):
     image_size: int
     #: Processes that prepare batches; 0 is fast enough for images in memory.
     num_workers: int = 0
+    #: The images that ``predict`` names, as they are shown; by the numbers in its batches.
+    query_files: tuple[str, ...] = ()
 
     def __init__(
         self, mean: tuple[float, ...], std: tuple[float, ...], augment: CropFlip, erasing: float = 0.0

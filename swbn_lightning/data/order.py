@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -23,6 +24,18 @@ def stream_seed(*numbers: int) -> int:
 def training_seed(given: int | None) -> int:
     """``given``, or Lightning's global seed (``seed_everything``), or 0."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0)) if given is None else given
+
+
+def each_once(numbers: Tensor) -> Tensor:
+    """Position of the first occurrence of each distinct value in ``numbers [n]``, in rising order of the values.
+
+    For what several processes gathered: a sampler may give some images to two, so that all have as many.
+    """
+    order = torch.argsort(numbers, stable=True)
+    ordered = numbers[order]
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return order[first]
 
 
 class EpochDataset(Dataset[Item]):

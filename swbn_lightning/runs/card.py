@@ -13,9 +13,9 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import finite, has_file, plain_mapping
 from swbn_lightning.files.writing import markdown_text
 from swbn_lightning.runs.checkpoints import read_checkpoint
-from swbn_lightning.runs.episodes import setting_words
 from swbn_lightning.runs.read import FILES, Run, find_runs, read_runs
 from swbn_lightning.runs.record import Record
+from swbn_lightning.runs.saved_tests import setting_words
 
 DATA = "data"  # of a checkpoint: what was read of each split, as ImageDataModule.facts gives it
 CARD_FILE = "card.md"  # beside a checkpoint

@@ -1,17 +1,18 @@
-"""``swbn compare``: two or more runs on the same test episodes, pair by pair.
+"""``swbn compare``: two or more runs on the same test episodes or images, pair by pair.
 
     swbn compare runs/bn runs/swbn
     swbn compare BatchNorm=runs/bn SWBN=runs/swbn --output comparison.csv
 
 The accuracies of two networks on one episode have the episode's luck in common: where its classes are hard, they are
 hard for both. In the mean of the differences it cancels, so the interval of that mean is narrower than the two means'.
+It is the same with the images of a classifier's test, on each of which the accuracy is 1 or 0.
 """
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
@@ -21,15 +22,17 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import table_console
 from swbn_lightning.files.writing import csv_text, output_file, write_output
-from swbn_lightning.runs.episodes import SavedTest, find_tests
 from swbn_lightning.runs.intervals import (
     CONFIDENCE,
     Difference,
     Interval,
+    McNemar,
     corrected,
     difference,
+    mcnemar,
     mean_interval,
 )
+from swbn_lightning.runs.saved_tests import IMAGES, Kind, SavedTest, find_tests
 
 _NONE = "–"
 _NO_DIFFERENCE = Difference(None, None, None)
@@ -42,9 +45,11 @@ class Comparison(NamedTuple):
     setting: str
     label: str
     seeds: tuple[int | None, ...]  # one a training; None of one without a seed
-    episodes: int  # that all runs of the table share
-    accuracy: Interval  # over the episodes; of several seeds over the seeds
+    kind: Kind  # whether of episodes or images
+    tested: int  # of these, that all runs of the table share
+    accuracy: Interval  # over the episodes or images; of several seeds over the seeds
     difference: Difference | None = None  # to the first run; None for that one
+    mcnemar: McNemar | None = None  # of images: that difference tested, of one training and one of the first run
     paired_seeds: tuple[int, ...] = ()  # that both have, of which the differences are
     comparisons: int = 1  # with the first run, in this table
     corrected: Interval | None = None  # the deciding interval, so wide that all of the table are right in 95% of cases
@@ -83,7 +88,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def compare(runs: Sequence[str]) -> list[Comparison]:
-    """Compare runs with the first of them, setting by setting (ways, shots, …), on the episodes that all have.
+    """Compare runs with the first of them, setting by setting (ways, shots, …), on the episodes or images of all.
 
     Heads that were chosen for the test are part of the setting, unless the runs were tested with one each: then the
     heads are compared.
@@ -94,8 +99,8 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
             counts. A training without a seed is paired with no other.
 
     Raises:
-        InputError: fewer than two; no setting that all have; the same setting on other episodes; else as
-            :func:`~swbn_lightning.runs.episodes.find_tests`.
+        InputError: fewer than two; no setting that all have; the same setting on other episodes or images; else as
+            :func:`~swbn_lightning.runs.saved_tests.find_tests`.
     """
     if len(runs) < 2:
         raise InputError(f"compare needs at least two runs, as in swbn compare runs/A runs/B; got {len(runs)}.")
@@ -112,35 +117,38 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
     lines = []
     for setting in shared:
         of_runs = [(label, tests[setting]) for label, tests in contestants]
-        _check_same_episodes(setting, of_runs)
+        _check_same_test(setting, of_runs)
         lines += _lines(setting, of_runs)
     return lines
 
 
 def compare_tests(contestants: Iterable[tuple[str, Mapping[str, list[SavedTest]]]]) -> list[list[Comparison]]:
-    """The same of labels and their tests by setting: a table of lines for those that share their episodes."""
+    """The same of labels and their tests by setting: a table of lines for those that share their episodes or images."""
     alike: dict[tuple[str, str], list[tuple[str, list[SavedTest]]]] = {}
     for label, tests in contestants:
         for setting, own in tests.items():
-            alike.setdefault((setting, own[0].episodes_id), []).append((label, own))
+            alike.setdefault((setting, own[0].tested_id), []).append((label, own))
     return [_lines(setting, of_runs) for (setting, _), of_runs in alike.items() if len(of_runs) > 1]
 
 
 def as_csv(lines: Sequence[Comparison]) -> str:
-    """A line a run and setting; fractions, half-widths of 95% intervals."""
-    names = ("accuracy", "difference_over_episodes", "difference_over_seeds", "difference_over_both")
-    columns = [column for name in names for column in (name, f"{name}_std", f"{name}_ci95")]
+    """A line a run and setting; fractions, half-widths of 95% intervals. Columns are named for what was tested."""
     rows = []
     for line in lines:
-        found = line.difference or _NO_DIFFERENCE
-        intervals = (line.accuracy, found.over_episodes, found.over_seeds, found.over_both)
-        values = [value for own in intervals for value in (own[:3] if own else (None, None, None))]
+        found, units = line.difference or _NO_DIFFERENCE, line.kind.units
         known = [seed for seed in line.seeds if seed is not None]
         seeds, paired = (" ".join(map(str, own)) for own in (known, line.paired_seeds))
-        verdicts = (line.distinguishable, line.comparisons, line.distinguishable_among_all)
-        rows.append([line.setting, line.label, seeds, paired, line.episodes, *values, *verdicts])
-    ends = ["distinguishable", "comparisons", "distinguishable_among_all"]
-    return csv_text(["setting", "run", "seeds", "paired_seeds", "episodes", *columns, *ends], rows)
+        row: dict[str, Any] = {"setting": line.setting, "run": line.label, "seeds": seeds, "paired_seeds": paired}
+        row[units] = line.tested
+        intervals = {f"over_{units}": found.over_episodes, "over_seeds": found.over_seeds, "over_both": found.over_both}
+        for name, own in {"accuracy": line.accuracy, **{f"difference_{k}": v for k, v in intervals.items()}}.items():
+            row |= zip((name, f"{name}_std", f"{name}_ci95"), own[:3] if own else (None, None, None), strict=True)
+        if line.kind is IMAGES:
+            row |= line.mcnemar._asdict() if line.mcnemar else dict.fromkeys(McNemar._fields)
+        row["distinguishable"], row["comparisons"] = line.distinguishable, line.comparisons
+        rows.append({**row, "distinguishable_among_all": line.distinguishable_among_all})
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return csv_text(columns, [[row.get(column) for column in columns] for row in rows])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -176,26 +184,27 @@ def _with_any_head(tests: dict[str, list[SavedTest]]) -> dict[str, list[SavedTes
     return {own[0].any_head: own for own in tests.values() if names.count(own[0].any_head) == 1}
 
 
-def _check_same_episodes(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> None:
+def _check_same_test(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> None:
     first_label, (first, *_) = of_runs[0]
     for label, tests in of_runs:
         for test in tests:
-            if test.episodes_id != first.episodes_id:
+            if test.tested_id != first.tested_id:
                 raise InputError(
                     f"{setting}: {test.run.folder} ({label}) and {first.run.folder} ({first_label}) were tested on "
-                    "other episodes: their classes, images a class or seed of the episodes (data.eval_seed) differ."
+                    f"other {test.kind.units}: {test.kind.chosen_by}."
                 )
 
 
 def _lines(setting: str, of_runs: list[tuple[str, list[SavedTest]]]) -> list[Comparison]:
     number = min(len(test.accuracies) for _, tests in of_runs for test in tests)  # a prefix is the shorter evaluation
+    kind = of_runs[0][1][0].kind
     base = {test.training.identity: test.accuracies[:number] for test in of_runs[0][1]}
     lines = []
     for label, tests in of_runs:
         own = {test.training.identity: test.accuracies[:number] for test in tests}
         accuracy = mean_interval(_means(own.values()) if len(own) > 1 else next(iter(own.values())))
         seeds = tuple(test.training.seed for test in tests)
-        line = Comparison(setting, label, seeds, number, accuracy, comparisons=len(of_runs) - 1)
+        line = Comparison(setting, label, seeds, kind, number, accuracy, comparisons=len(of_runs) - 1)
         lines.append(line if label == of_runs[0][0] else _compared(line, own, base))
     return lines
 
@@ -208,7 +217,9 @@ def _compared(line: Comparison, own: _Tests, base: _Tests) -> Comparison:
     found, wide = (
         difference(*means, (first, second), confidence) for confidence in (CONFIDENCE, corrected(line.comparisons))
     )
-    return line._replace(difference=found, paired_seeds=tuple(common), corrected=wide.deciding)
+    single = line.kind is IMAGES and len(first) == len(second) == 1
+    tested = mcnemar(first[0], second[0]) if single else None
+    return line._replace(difference=found, mcnemar=tested, paired_seeds=tuple(common), corrected=wide.deciding)
 
 
 def _means(tests: Iterable[Sequence[float]]) -> list[float]:
@@ -216,10 +227,13 @@ def _means(tests: Iterable[Sequence[float]]) -> list[float]:
 
 
 def _table(setting: str, lines: list[Comparison]) -> Table:
-    table = Table(title=escape(f"{setting}, {lines[0].episodes} episodes"), title_justify="left")
+    units = lines[0].kind.units
+    table = Table(title=escape(f"{setting}, {lines[0].tested} {units}"), title_justify="left")
     several, many = any(line.difference and line.difference.over_both for line in lines), lines[0].comparisons > 1
-    headings = ["run", "seeds", "accuracy ± 95%", "difference, paired episodes ± 95%"]
-    headings += ["paired seeds ± 95%", "for other seeds and episodes ± 95%"] if several else []
+    exact = any(line.mcnemar for line in lines)
+    headings = ["run", "seeds", "accuracy ± 95%", f"difference, paired {units} ± 95%"]
+    headings += ["paired seeds ± 95%", f"for other seeds and {units} ± 95%"] if several else []
+    headings += ["McNemar's p"] if exact else []
     headings += ["distinguishable", *([f"as one of {lines[0].comparisons}"] if many else [])]
     for heading in headings:
         # Folded, not cut off, where the terminal is narrow: runs differ in the end of their paths.
@@ -230,6 +244,8 @@ def _table(setting: str, lines: list[Comparison]) -> Table:
         cells.append(_percent(found.over_episodes, "+"))
         if several:
             cells += [_percent(found.over_seeds, "+"), _percent(found.over_both, "+")]
+        if exact:
+            cells.append(_NONE if line.mcnemar is None else f"{line.mcnemar.mcnemar_p:.2g}")
         verdicts = (line.distinguishable, *([line.distinguishable_among_all] if many else []))
         table.add_row(*cells, *({True: "yes", False: "no", None: _NONE}[verdict] for verdict in verdicts))
     return table
@@ -245,10 +261,11 @@ def _percent(found: Interval | None, sign: str) -> str:
 def notes(lines: Sequence[Comparison]) -> list[str]:
     """What has to be known to read the lines of one setting."""
     base, *others = lines
+    units = base.kind.units
     said = []
     if any(len(line.seeds) == len(base.seeds) == 1 for line in others):
         said.append(
-            "Of one training seed the interval is over episodes: it says whether these trained networks differ, not "
+            f"Of one training seed the interval is over {units}: it says whether these trained networks differ, not "
             "whether another training seed would give the same."
         )
     for line in others:
@@ -258,10 +275,16 @@ def notes(lines: Sequence[Comparison]) -> list[str]:
                 f"The difference of {line.label} is of the seeds that {base.label} has, too: {seeds}. Accuracies are "
                 "of all seeds of each, so theirs is another difference."
             )
+    if exact := [(line.label, line.mcnemar) for line in others if line.mcnemar]:
+        found = "; ".join(f"{label} {own.only_this_right}, {base.label} {own.only_first_right}" for label, own in exact)
+        said.append(
+            f"Images that only one of two runs got right: {found}. McNemar's p says how often a split at least as "
+            "uneven comes by chance if both runs err equally often. It is exact, and for one comparison."
+        )
     if any(line.difference and line.difference.over_both for line in others):
         said.append(
-            "Seeds share their test episodes, so what decides is the interval for other seeds and other episodes: over "
-            "seeds only, the episodes' luck would not show, and over episodes only, the seeds' would not."
+            f"Seeds share their test {units}, so what decides is the interval for other seeds and other {units}: over "
+            f"seeds only, the {units}' luck would not show, and over {units} only, the seeds' would not."
         )
     if base.comparisons > 1:
         chance = 1 - CONFIDENCE
@@ -271,5 +294,5 @@ def notes(lines: Sequence[Comparison]) -> list[str]:
             f"(Bonferroni: each at {100 * corrected(base.comparisons):.2f} %)."
         )
     if any(not line.paired_seeds for line in others):
-        said.append("Runs without a training seed in common are paired by episodes only.")
+        said.append(f"Runs without a training seed in common are paired by {units} only.")
     return said

@@ -14,6 +14,10 @@ RESULTS_FILE = "results.json"
 CONFIG_FILE = "config.yaml"  # for people, and for `--config`
 METRICS_FILE = "metrics.csv"
 EPISODES_FILE = "episodes.csv"  # of a test of episodes: a row an episode, with its accuracy
+IMAGES_FILE = "images.csv"  # of a test of a classifier: a row an image, with its class and the predicted one
+CLASSES_FILE = "classes.csv"  # of a test: a row a class, with its accuracy
+CONFUSION_FILE = "confusion.csv"  # of a test: a row for each pair of a class and a predicted one that occurred
+PREDICTIONS_FILE = "predictions.csv"  # of predict: a row an image
 LAST_CHECKPOINT = "last.ckpt"  # of every epoch's end, whatever its accuracy
 _VERSION = re.compile("version_[0-9]{1,9}")
 

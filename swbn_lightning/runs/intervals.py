@@ -1,4 +1,7 @@
-"""Confidence intervals of means and paired differences, for a few seeds as well as thousands of episodes."""
+"""Confidence intervals of means and paired differences, for a few seeds as well as thousands of episodes or images.
+
+An image of a classifier's test is like an episode, with an accuracy of 1 or 0; "episodes" means either here.
+"""
 
 import functools
 import math
@@ -146,6 +149,32 @@ def difference(
     over_episodes = paired_difference(*means, confidence=confidence)
     both = len(values) > 1 and len(means[0]) > 1
     return Difference(over_seeds, over_episodes, two_way_difference(*episodes, confidence=confidence) if both else None)
+
+
+class McNemar(NamedTuple):
+    """Which of two classifiers was right where only one was, and how likely so uneven a share is by chance."""
+
+    only_this_right: int  # images
+    only_first_right: int
+    mcnemar_p: float
+
+
+def mcnemar(values: Sequence[float], baseline: Sequence[float]) -> McNemar:
+    """Return McNemar's test of two classifiers on the same images: the exact two-sided binomial test.
+
+    If both have the same error rate, each image that only one of them got right is as likely this one's as the first
+    one's (McNemar, Psychometrika 12, 1947). The images on which they agree do not count.
+
+    Args:
+        values: of each image 1 if it was classified correctly, else 0.
+        baseline: the same of the first classifier.
+    """
+    from scipy import stats  # as in t_quantile
+
+    this, first = (np.asarray(side) > 0.5 for side in (values, baseline))
+    better, worse = int((this & ~first).sum()), int((first & ~this).sum())
+    p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    return McNemar(better, worse, p)
 
 
 def corrected(comparisons: int) -> float:

@@ -15,6 +15,7 @@ from swbn_lightning.backbones import Backbone, build_backbone
 from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError, unknown_name
 from swbn_lightning.norms import named_norms, norm_parameter_groups
+from swbn_lightning.norms.health import check_running_statistics
 from swbn_lightning.runs.checkpoints import load_backbone
 from swbn_lightning.training.captured_step import CapturedTraining
 from swbn_lightning.training.not_finite import any_process, first_not_finite, not_finite, state_of
@@ -121,6 +122,8 @@ class TrainingModule(CapturedTraining, ResumableModule):
         self._not_finite: str | None = None  # where an evaluation's first such output began
         #: What the last evaluation of each split gave, for tables and files; plain data.
         self.results: dict[str, dict[str, Any]] = {}
+        #: Names of the classes whose probabilities :meth:`predict_step` gives; known when a prediction starts.
+        self.prediction_classes: tuple[str, ...] = ()
 
     @property
     def can_be_evaluated_as_made(self) -> bool:
@@ -130,6 +133,19 @@ class TrainingModule(CapturedTraining, ResumableModule):
     def training_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the loss to minimise and the accuracy (a fraction) of one batch."""
         raise NotImplementedError
+
+    def evaluation_files(self, split: str) -> dict[str, str]:
+        """Text of the files that the last evaluation of a split leaves beside ``results.json``, by their names."""
+        return {}
+
+    def prediction_files(self, numbers: Tensor, probabilities: Tensor) -> dict[str, str]:
+        """Text of the files that ``predict`` leaves beside ``predictions.csv``, by their names.
+
+        Args:
+            numbers: ``[M]``, of the images of all batches, in their order; on the CPU.
+            probabilities: ``[M, W]``, what :meth:`predict_step` gave for them.
+        """
+        return {}
 
     def embed(self, images: Tensor) -> Tensor:
         """Return features ``[N, C]``, or maps ``[N, C, h, w]``, of images ``[N, in_channels, H, W]``."""
@@ -198,6 +214,12 @@ class TrainingModule(CapturedTraining, ResumableModule):
         self.hparams["step_budget"] = None
         where = "" if argument == "norm_args" else f" of {argument}"
         rank_zero_info(f"step_size: auto{where} is {value:.3g} for {forwards} training forwards")
+
+    def on_predict_start(self) -> None:
+        super().on_predict_start()
+        if self.trainer.world_size > 1:
+            raise InputError("predict names images in one process; give --trainer.devices 1.")
+        check_running_statistics(self)
 
     def image_data(self) -> ImageDataModule:
         """Return the trainer's data module.

@@ -1,13 +1,17 @@
 """Classification through the command: training on everything, data that cannot work, several processes."""
 
+import csv
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from cli import main
 from swbn_lightning.runs.checkpoints import find_checkpoint
@@ -34,6 +38,10 @@ def arguments(module="MNIST", *more):
 
 def results(version):
     return json.loads(Path(f"runs/run/version_{version}/results.json").read_text())
+
+
+def rows_in(path):
+    return list(csv.DictReader(io.StringIO(Path(path).read_text(encoding="utf-8"))))
 
 
 def test_a_run_without_validation_keeps_the_last_epoch(tiny_mnist, capsys, recwarn):
@@ -137,7 +145,9 @@ trainer = pl.Trainer(
 )
 trainer.fit(model, datamodule=data)
 trainer.test(model, datamodule=data, verbose=False)
-content = {"trained": Recorder.trained, "results": model.results}
+kept = vars(model.image_results["test"]).items()
+images = {name: column.tolist() for name, column in kept if isinstance(column, torch.Tensor)}
+content = {"trained": Recorder.trained, "results": model.results, "images": images}
 open(f"{sys.argv[2]}.{trainer.global_rank}", "w").write(json.dumps(content))
 torch.save(model.state_dict(), f"{sys.argv[2]}.{trainer.global_rank}.pt")
 """
@@ -155,7 +165,9 @@ def test_two_processes_train_on_other_images_and_measure_what_one_does(tiny_mnis
     for epoch in (0, 1):
         parts = [[n for batch in p["trained"] if batch[0] == epoch for n in batch[1:]] for p in (first, second)]
         assert [len(part) for part in parts] == [32, 32] and len({*parts[0], *parts[1]}) == 64
-    assert first["results"] == second["results"]
+    assert first["results"] == second["results"] and first["images"] == second["images"]
+    assert first["images"]["numbers"] == list(range(41))
+    assert first["images"]["labels"] == [number * 7 % 10 for number in range(41)]
     assert first["results"]["val"]["images"] == 20 and first["results"]["test"]["images"] == 41
 
     from classification import ImageClassifier, MNISTDataModule
@@ -164,8 +176,52 @@ def test_two_processes_train_on_other_images_and_measure_what_one_does(tiny_mnis
     model.load_state_dict(torch.load("out.0.pt", weights_only=True))
     test = MNISTDataModule(root=str(tiny_mnist))
     with torch.no_grad():
-        right = model.eval()(test.normalize(test.image_set("test").images)).argmax(1) == test.image_set("test").labels
+        predicted = model.eval()(test.normalize(test.image_set("test").images)).argmax(1)
+    assert first["images"]["predicted"] == predicted.tolist()
+    right = predicted == test.image_set("test").labels
     assert first["results"]["test"]["accuracy"] == pytest.approx(right.float().mean().item(), abs=1e-6)
+
+
+def test_a_test_leaves_what_compares_it_and_its_training_names_images(tiny_mnist, capsys):
+    given = arguments("MNIST", f"--data.root={tiny_mnist}", "--trainer.max_epochs=1", "--model.backbone=mlp")
+    given += ["--model.backbone_args={hidden: [16], in_channels: 1, image_size: 28}"]
+    main(["fit", *given])
+    assert not Path("runs/run/version_0/images.csv").exists()  # its validation chooses, and is compared with nothing
+    for command in ("test", "validate"):
+        main([command, *given, "--ckpt_path=runs/run"])
+    images = rows_in("runs/run/version_1/images.csv")
+    (row,) = results(1)["results"]
+    assert len(images) == 41 and row["accuracy"] == pytest.approx(
+        sum(i["class"] == i["predicted"] for i in images) / 41
+    )
+    capsys.readouterr()
+    main(["compare", "runs/run", "again=runs/run"])
+    printed = capsys.readouterr().out
+    assert "test, 10 classes, 41 images" in printed and "val, 10 classes, 20 images" in printed
+
+    pixels = np.broadcast_to(np.arange(41, dtype=np.uint8)[:, None, None], (41, 28, 28))  # as in the data set
+    Path("query").mkdir()
+    for number in (3, 40, 7):
+        Image.fromarray(pixels[number]).resize((30, 31)).save(f"query/{number:02}.png")
+    # The training's data are not needed, nor where they were.
+    given = [word for word in given if "data.root" not in word]
+    main(["predict", *given, "--ckpt_path=runs/run", "--data.query=query", "--data.eval_batch_size=2"])
+    named = rows_in("runs/run/version_3/predictions.csv")
+    assert [Path(line["image"]).name for line in named] == ["03.png", "07.png", "40.png"]
+    for line, image in zip(named, (images[3], images[7], images[40]), strict=True):
+        assert line["class"] == image["predicted"]
+        assert float(line["probability"]) == pytest.approx(float(image["probability"]), abs=1e-4)
+        assert sum(float(line[name]) for name in "0123456789") == pytest.approx(1, abs=1e-4)
+    assert "03.png" in capsys.readouterr().out
+    Path("query/broken.png").write_bytes(b"no image")
+    for words, message in (
+        ([], "predict needs images to name: --data.query PATH"), (["--data.query=none"], "query none does not exist"),
+        (["--data.query=query"], "swbn: error: query/broken.png cannot be read as an image"),
+        (["--data.query=query", "--data.num_workers=1"], "swbn: error: query/broken.png cannot be read as an image"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit):
+            main(["predict", *given, "--ckpt_path=runs/run", *words])
+        assert message in capsys.readouterr().err
 
 
 def test_a_test_curve_is_logged_and_chooses_nothing(tiny_mnist, capsys):

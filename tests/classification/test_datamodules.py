@@ -44,7 +44,7 @@ def as_process(data, world, rank, device="cpu"):
 def test_splits(module, name, channels, counts, tiny_mnist, tiny_cifar10, tiny_cifar100):
     root = {"cifar10": tiny_cifar10, "cifar100": tiny_cifar100}.get(name, tiny_mnist)
     data = module(root=str(root), batch_size=32)
-    for stage in ("fit", "validate", "test", "predict"):
+    for stage in ("fit", "validate", "test"):
         data.prepare_data()
         data.setup(stage)
     for split, count in zip(("train", "val", "test"), counts, strict=True):

@@ -123,6 +123,25 @@ def test_accuracies_of_classes_are_those_of_their_queries(embedded):
     assert drawn.sum() == 5 and torch.equal(one.class_accuracies.isnan(), ~drawn)
 
 
+def test_confusion_counts_the_queries_of_classes_that_met(embedded):
+    features, labels = embedded
+    labels = 10 * labels + 3
+    found = evaluate(features, labels, episodes=8).confusion  # few: some classes never meet
+    named, met = np.zeros((12, 12), int), np.zeros((12, 12), int)
+    for classes, support, query in zip(*sample_episodes(labels, 5, 2, 8, 8, seed=3), strict=True):
+        nearest = torch.cdist(features[query].flatten(0, 1), features[support].mean(1)).argmin(-1).view(5, 8)
+        places = ((classes - 3) // 10).tolist()
+        for own, given in zip(places, nearest.tolist(), strict=True):
+            met[own, places] += 8
+            np.add.at(named, (own, [places[number] for number in given]), 1)
+    assert not met.all() and found.classes.tolist() == [10 * number + 3 for number in range(12)]
+    assert found.matrix.tolist() == named.tolist()
+    np.testing.assert_array_equal(found.of, met[*found.pairs.T])
+    np.testing.assert_allclose(found.class_accuracies, evaluate(features, labels, episodes=8).class_accuracies)
+    f1 = [2 * named[i, i] / (named[i].sum() + named[:, i].sum()) for i in range(12) if met[i, i]]
+    assert found.macro_f1 == pytest.approx(np.mean(f1))
+
+
 class Recorder(nn.Module):
     """A head that says how it was called."""
 

@@ -95,6 +95,7 @@ def test_evaluation_is_that_of_every_episode_by_itself(head, chunk_size):
     found = evaluate_episodes(features, labels, head, **RANGES, num_episodes=60, seed=3, chunk_size=chunk_size)
     sampler = EpisodeSampler(labels, **RANGES)
     accuracies, losses, hits = [], [], {label: [] for label in range(12)}
+    named, met = np.zeros((12, 12), int), np.zeros((12, 12), int)
     for number in range(60):
         (classes,), (support,), (query,) = sampler.draw([number], seed=3)
         logits = head(features[support][None], features[query.flatten()][None])[0].detach()
@@ -104,10 +105,14 @@ def test_evaluation_is_that_of_every_episode_by_itself(head, chunk_size):
         losses.append(torch.nn.functional.cross_entropy(logits, target).item())
         for place, label in enumerate(classes.tolist()):
             hits[label] += right[target == place].tolist()
+            met[label, classes] += 3
+        np.add.at(named, (classes[target], classes[logits.argmax(-1)]), 1)
     assert found.accuracies.tolist() == pytest.approx(accuracies)
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert found.class_accuracies.tolist() == pytest.approx([np.mean(hits[label]) for label in range(12)])
     assert (found.ways, found.shots, found.queries) == ((2, 6), (1, 4), 3) and len(set(accuracies)) > 6
+    assert found.confusion.matrix.tolist() == named.tolist()
+    assert found.confusion.of.tolist() == met[named > 0].tolist()
     short = evaluate_episodes(features, labels, head, **RANGES, num_episodes=25, seed=3)
     assert torch.equal(short.accuracies, found.accuracies[:25])
 

@@ -30,7 +30,7 @@ def test_differences_are_those_of_compare(tmp_path):
     _, line = compare([str(tmp_path / "s" / "bn"), str(tmp_path / "s" / "swbn-fro")])
     deciding = line.difference.over_both
     assert row["difference ± 95%, points"] == f"{100 * deciding.mean:+.2f} ± {100 * deciding.half_width:.2f}"
-    assert (row["runs"], row["compared with"], row["episodes"]) == (SWBN, "bn", "30")
+    assert (row["runs"], row["compared with"], row["tested on"]) == (SWBN, "bn", "30 episodes")
     assert row["distinguishable"] == {True: "yes", False: "no"}[line.distinguishable]
 
 

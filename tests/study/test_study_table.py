@@ -12,7 +12,7 @@ from swbn_lightning.runs.study.observations import as_table, observe
 from swbn_lightning.runs.study.running import RunFailed
 from swbn_lightning.runs.study.table import difference_of, lines_of
 from swbn_lightning.runs.study.table import markdown as markdown_of
-from tests.made_runs import change, identify
+from tests.made_runs import change, identify, make_image_test
 from tests.study.tiny import cells_of
 
 
@@ -32,6 +32,9 @@ def finished(tmp_path, model, data, result, norm="swbn-fro", epoch_seconds=(3.0,
     told = {"completed": True, "fit_seconds": 9.0, "epoch_seconds": list(epoch_seconds)}
     change(version / "results.json", **told, best_checkpoint="checkpoints/best.ckpt")
     change(test / "results.json", results=[result], tested_checkpoint=str(checkpoint))
+    if "images_id" in result:
+        make_image_test(test, version, [0, 1, 1, 0], [0, 1, 0, 0])
+        change(test / "results.json", results=[result], tested_checkpoint=str(checkpoint))
     return [SimpleNamespace(**row) for row in observe(cell, reach=0.5)]
 
 
@@ -53,6 +56,15 @@ def test_the_papers_figures_stand_beside_the_networks(tmp_path):
     assert (top5.metric, top5.value, top5.paper, top5.ci95) == ("top5", 0.9, pytest.approx(0.9451), None)
     (row,) = finished(tmp_path / "c", model, data, IMAGES, norm="dbn:num_groups=3")
     assert row.paper is None and row.paper_note == "" and row.norm_args == '{"num_groups": 3}'
+
+
+def test_classifiers_are_paired_by_the_images_that_their_tests_saved(tmp_path):
+    (row,) = finished(tmp_path / "a", *GLYPHS, {**IMAGES, "images_id": "one"})
+    assert row.episodes == (1, 1, 0, 1) and row.episode_set == ("one",)
+    (row,) = finished(tmp_path / "b", *GLYPHS, {**IMAGES, "images_id": ["odd"]})
+    assert row.episode_set == ("['odd']",)
+    (row,) = finished(tmp_path / "c", *GLYPHS, IMAGES)  # of a version that saved none
+    assert row.episodes == ()
 
 
 @pytest.mark.parametrize(
@@ -186,5 +198,5 @@ def test_several_comparisons_are_counted_and_seeds_with_episodes_are_taken_toget
     for norm, line in lines.items():
         over_both = line["to `bn`, 95% over both"]
         assert over_both.endswith("** †") == (norm in ("swbn-fro", "iternorm"))
-        assert "**" not in line["to `bn`, 95% over seeds"] + line["to `bn`, 95% over episodes"]
+        assert "**" not in line["to `bn`, 95% over seeds"] + line["to `bn`, 95% over images"]
     assert "4 comparisons in one table" in text and "at 98.75 % too" in text

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import finite, printable
 from swbn_lightning.runs.curves import Accuracy, Group
-from swbn_lightning.runs.episodes import how_classified, setting_words
 from swbn_lightning.runs.measured import LOGGED, Measured, measured
 from swbn_lightning.runs.read import Run, Training, newest
+from swbn_lightning.runs.saved_tests import how_classified, setting_words
 from swbn_lightning.runs.settings import ABSENT, differences, group_key
 
 _SPEAK_FOR_THEMSELVES = ("norm", "backbone", "class_path", "dataset")
@@ -144,7 +144,7 @@ def setting_of(row: Mapping[str, Any]) -> str:
 def _whole_setting(row: Mapping[str, Any]) -> str:
     try:
         return setting_words(row)[: 2 * _LONGEST]
-    except KeyError:  # not of episodes
+    except KeyError:  # not of a test
         return setting_of(row)
 
 

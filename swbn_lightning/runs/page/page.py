@@ -21,15 +21,26 @@ from swbn_lightning.runs.curves import (
     curves_csv,
     has_curves,
 )
-from swbn_lightning.runs.episodes import tests_of
 from swbn_lightning.runs.page import tables
+from swbn_lightning.runs.page.confused import confusion
 from swbn_lightning.runs.page.groups import Line, LineGroup, accuracies, as_groups, as_lines, curve_groups
-from swbn_lightning.runs.page.render import Code, Part, details, download, heading, notice, picture, render, text
+from swbn_lightning.runs.page.render import (
+    MOST_PICTURED,
+    Code,
+    Part,
+    details,
+    download,
+    heading,
+    notice,
+    picture,
+    render,
+    text,
+)
+from swbn_lightning.runs.saved_tests import tests_of
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
-# So many have pictures of their own, and so many lines can be told apart in one: pages of a big study stay usable.
-MOST_PICTURED, MOST_LINES, MOST_HEATMAPS = 8, 14, 24
+MOST_LINES, MOST_HEATMAPS = 14, 24  # lines that can be told apart in one picture; layers
 _MOST_ROWS = 100  # of one results.json
 _MOST_TESTS = 40  # kinds of tests: each is a column and a panel
 _MOST_SETTINGS = 2_000  # names of settings, of all runs
@@ -133,6 +144,7 @@ def _parts(lines: Sequence[Line]) -> list[Part]:
     sections: dict[str, Callable[[], Sequence[Part | None]]] = {
         "Settings that differ": lambda: tables.setting_differences(groups),
         "Accuracy": lambda: _accuracy(groups),
+        "Confusion": lambda: confusion(lines),
         "Curves": lambda: _curves(groups),
         "Whiteness": lambda: _whiteness(lines),
         "Correlations before and after training": lambda: _heatmaps(lines),
@@ -165,7 +177,7 @@ def _problems(lines: Sequence[Line]) -> list[Part]:
 
 
 def _paired(groups: Sequence[LineGroup]) -> list[Part | None]:
-    """Differences of groups that were tested on the same episodes, as ``swbn compare`` makes them."""
+    """Differences of groups that were tested on the same episodes or images, as ``swbn compare`` makes them."""
     if len(groups) > 2 * MOST_LINES:
         return []
     tests = []
@@ -178,7 +190,11 @@ def _paired(groups: Sequence[LineGroup]) -> list[Part | None]:
     compared = compare_tests(tests)
     if not compared:
         return []
-    words = ["Differences on the same test episodes, episode by episode: an episode's luck is in both and cancels."]
+    words = [
+        f"Differences on the same test {kind.units}, {kind.unit} by {kind.unit}: the {kind.unit}'s luck is in both and "
+        "cancels."
+        for kind in dict.fromkeys(lines[0].kind for lines in compared)
+    ]
     words += dict.fromkeys(note for lines in compared for note in notes(lines))
     return [text(" ".join(words)), tables.paired_differences(compared)]
 

@@ -18,6 +18,7 @@ from swbn_lightning.files.pictures import to_png
 from swbn_lightning.files.reading import finite
 
 TEMPLATE = "page.html.jinja"
+MOST_PICTURED = 8  # runs or tests with pictures of their own: pages of a big study stay usable
 Part = dict[str, Any]  # its `kind` says how the template shows it
 _SIDE = 96  # of a thumbnail, CSS pixels
 

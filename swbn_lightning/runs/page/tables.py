@@ -76,7 +76,7 @@ def over_seeds(groups: Sequence[LineGroup]) -> Part | None:
 
 
 def paired_differences(compared: Sequence[Sequence[Comparison]]) -> Part:
-    """What each group is above the first that was tested on the same episodes.
+    """What each group is above the first that was tested on the same episodes or images.
 
     The interval is the deciding one, as in ``swbn compare``.
     """
@@ -86,13 +86,17 @@ def paired_differences(compared: Sequence[Sequence[Comparison]]) -> Part:
             found = line.difference.deciding if line.difference else None
             if line.difference is None or found is None:
                 continue
+            units = line.kind.units
             half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
-            over = "seeds and episodes" if line.difference.over_both else "episodes"
-            cells = [Strong(f"{100 * found.mean:+.2f}{half}"), over, _verdict(line.distinguishable)]
+            over = f"seeds and {units}" if line.difference.over_both else units
+            exact = line.mcnemar.mcnemar_p if line.mcnemar else None
+            cells = [Strong(f"{100 * found.mean:+.2f}{half}"), over, number(exact, "{:.2g}")]
+            cells += [_verdict(line.distinguishable)]
             cells += [_verdict(line.distinguishable_among_all)] if most > 1 else []
-            rows.append([line.label, base.label, line.setting, number(line.episodes, "{:,}"), *cells])
-    head = ["runs", "compared with", "test", "episodes", "difference ± 95%, points", "interval over", "distinguishable"]
-    return table([*head, *([f"as one of {most}"] if most > 1 else [])], rows)
+            rows.append([line.label, base.label, line.setting, Number(f"{line.tested:,} {units}"), *cells])
+    head = ["runs", "compared with", "test", "tested on", "difference ± 95%, points", "interval over", "McNemar's p"]
+    head += ["distinguishable", *([f"as one of {most}"] if most > 1 else [])]
+    return table(head, rows, leave_out=True)
 
 
 def few_points(groups: Sequence[Group], unit: str) -> Part:
@@ -129,12 +133,12 @@ def setting_differences(groups: Sequence[LineGroup]) -> list[Part]:
 
 def results(run: Run) -> Part | None:
     """Every row of a run's ``results.json``; None where it has none."""
-    head = ["evaluated", "accuracy ± 95%, %", "top-5, %", *(name for _, name, _ in _RESULT_COLUMNS)]
+    head = ["evaluated", "accuracy ± 95%, %", "top-5, %", "macro F1, %", *(name for _, name, _ in _RESULT_COLUMNS)]
     rows = [
         [
             setting_of(row),
             accuracy(row),
-            number(row.get("top5"), "{:.2f}", 100),
+            *(number(row.get(key), "{:.2f}", 100) for key in ("top5", "macro_f1")),
             *(number(row.get(key), form) for key, _, form in _RESULT_COLUMNS),
         ]
         for row in run.rows

@@ -10,11 +10,11 @@ import pandas as pd
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import finite, has_file, reading
-from swbn_lightning.runs.episodes import read_episodes
 from swbn_lightning.runs.folders import METRICS_FILE, RESULTS_FILE
 from swbn_lightning.runs.measured import Series, joined, read_metrics
 from swbn_lightning.runs.paper import find_paper_figure
 from swbn_lightning.runs.read import Run, Training
+from swbn_lightning.runs.saved_tests import kind_saved, read_accuracies
 from swbn_lightning.runs.study.cells import Cell
 from swbn_lightning.runs.study.running import chosen_checkpoint, finished_test, finished_training
 
@@ -22,6 +22,7 @@ from swbn_lightning.runs.study.running import chosen_checkpoint, finished_test, 
 METRICS = {"accuracy": ("accuracy", "top1"), "top5": ("top5",)}
 _WHOLE_OF_EPISODES = ("ways", "shots", "queries", "episodes", "seed")
 _MAY_BE_RANGES = ("ways", "shots")  # as "5-20"
+_SAME_EPISODES = ("seed", "ways", "shots", "queries", "images_id")  # if equal, tests are paired
 # Of study.csv: docs/studies.md says what they mean.
 COLUMNS = [
     "config", "dataset", "method", "network", "network_args", "norm", "norm_args", "seed",
@@ -29,7 +30,8 @@ COLUMNS = [
     "reach", "reach_split", "epochs_to_reach", "epoch_seconds", "fit_seconds", "continued",
     "distance_start", "distance_end", "rms_start", "rms_end", "run", "test", "checkpoint",
 ]  # fmt: skip
-EPISODES = ["episodes", "episode_set"]  # not in the file: each episode's accuracy, and which episodes they are
+# Not in the file: the accuracy of each episode or image, and which episodes or images they are.
+EPISODES = ["episodes", "episode_set"]
 Row = dict[str, Any]
 
 
@@ -105,7 +107,7 @@ def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, A
 
 def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
     (result,) = run.results["results"]
-    few_shot = "ways" in result
+    few_shot, kind = "ways" in result, kind_saved(run.folder)
     _check(result, _WHOLE_OF_EPISODES if few_shot else ("images",))
     setting = f"{result['ways']}W{result['shots']}S" if few_shot else ""
     ends: dict[str, Any] = {
@@ -137,8 +139,8 @@ def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
                 paper=paper.value / 100 if paper and paper.value is not None else None,
                 paper_note=paper.note if paper else "",
                 test=str(run.folder),
-                episodes=read_episodes(run.folder) if few_shot and metric == "accuracy" else (),
-                episode_set=tuple(result[name] for name in ("seed", "ways", "shots", "queries")) if few_shot else (),
+                episodes=read_accuracies(run.folder, kind) if kind and metric == "accuracy" else (),
+                episode_set=tuple(str(result[name]) for name in _SAME_EPISODES if name in result),
             )
         )
     return rows

@@ -42,7 +42,7 @@ def lines_of(observed: pd.DataFrame) -> list[Line]:
 def difference_of(line: Line, confidence: float = CONFIDENCE) -> Difference:
     """The metric less BatchNorm's, of the seeds that both have; nothing for BatchNorm itself, or without such a seed.
 
-    Over episodes only where all of these tests saved them and had the same.
+    Over episodes (of classification: images) only where all of these tests saved them and had the same.
     """
     if line.first("norm") == BASELINE:
         return Difference(None, None, None)
@@ -58,6 +58,7 @@ def _table(lines: list[Line], seeds: int) -> str:
     decided = [difference_of(line).deciding for line in lines]
     count = sum(own is not None and own.half_width is not None for own in decided)
     first = lines[0].rows.iloc[0]
+    units = "episodes" if first.setting else "images"
     goal = "" if pd.isna(first.reach) else f"epochs to {100 * first.reach:g} % ({first.reach_split})"
     columns: list[tuple[str, Callable[[Line], str]]] = [
         ("network", lambda line: f"`{line.first('network')}`"),
@@ -68,7 +69,7 @@ def _table(lines: list[Line], seeds: int) -> str:
         ("one test ± 95%", lambda line: _mean(line, "ci95", "± {:.2f}", 100)),
         ("paper, %", lambda line: _mean(line, "paper", "{:.2f}", 100)),
         ("to `bn`, 95% over seeds", lambda line: _difference(line, "over_seeds", count)),
-        ("to `bn`, 95% over episodes", lambda line: _difference(line, "over_episodes", count)),
+        (f"to `bn`, 95% over {units}", lambda line: _difference(line, "over_episodes", count)),
         ("to `bn`, 95% over both", lambda line: _difference(line, "over_both", count)),
         (goal, _epochs if goal else lambda line: _NONE),
         ("an epoch, s", lambda line: _mean(line, "epoch_seconds", "{:.3g}")),
@@ -80,14 +81,14 @@ def _table(lines: list[Line], seeds: int) -> str:
     shown = {title: own for title, own in cells.items() if any(cell != _NONE for cell in own)}
     left = ("network", "setting", "norm")
     rows = [[*shown], ["---" if title in left else "---:" for title in shown], *zip(*shown.values(), strict=True)]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *_note(count)])
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *_note(count, units)])
 
 
-def _note(count: int) -> list[str]:
+def _note(count: int, units: str) -> list[str]:
     """What bold means, below a table that compares."""
     if not count:
         return []
-    bold = "Bold: the interval leaves out zero; of seeds that share their episodes the one over both decides."
+    bold = f"Bold: the interval leaves out zero; of seeds that share their {units} the one over both decides."
     if count > 1:
         bold += (
             f" {count} comparisons in one table: where nothing differs, {100 * (1 - CONFIDENCE):.0f} % of them are "

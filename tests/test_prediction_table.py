@@ -11,8 +11,10 @@ from PIL import Image
 from rich.text import Text
 
 from fewshot import prediction
-from fewshot.prediction import PredictionData, PredictionTable
+from fewshot.prediction import PAGE_FILE, PredictionData, prediction_page
 from swbn_lightning.data import ImageSet
+from swbn_lightning.training.callbacks.prediction_table import PredictionTable
+from swbn_lightning.training.module import TrainingModule
 from tests.report.page_reader import Page
 
 FOLDER = "/data/of the year 2025/a folder with a long name/and another one below it/photographs_of_birds"
@@ -21,19 +23,31 @@ SHOWN = (*FILES[:2], r"q\x1b]0;x\x07.png")  # in letters that steer no terminal
 CLASSES = ("Troglodytes_hiemalis_and_its_kin_1", "Troglodytes_hiemalis_and_its_kin_2")
 
 
+class Naming(TrainingModule):
+    """A model that gave three images probabilities, in two batches, and writes the page of nearest examples."""
+
+    probabilities = torch.tensor([[0.75, 0.25], [0.125, 0.875], [0.5, 0.5]])
+
+    def __init__(self, data):
+        super().__init__(backbone="conv4")
+        self.data, self.prediction_classes = data, data.support.class_names
+
+    def prediction_files(self, numbers, probabilities):
+        nearest = torch.tensor([0, 2, 1]), torch.tensor([0.9994, -0.25, 0.5])
+        return {PAGE_FILE: prediction_page(self.data, numbers, probabilities, *nearest)}
+
+
 def predicted(classes, files, channels=1, log_dir=None):
     """Print the table and write the files of three query and three support images, the last two of one class."""
     shades = torch.tensor([10, 90, 170, 250], dtype=torch.uint8).view(-1, 1, 1, 1).expand(4, channels, 4, 4)
     support = ImageSet(shades[1:], torch.tensor([0, 1, 1]), classes, "support")
-    data = PredictionData(support, ("s/0.png", "s/1.png", "s/2.png"), shades[:3], files)
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(prediction=data), loggers=[log_dir], log_dir=log_dir)
+    model = Naming(PredictionData(support, ("s/0.png", "s/1.png", "s/2.png"), shades[:3], files))
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(query_files=files), loggers=[log_dir], log_dir=log_dir)
     shown = PredictionTable()
-    probabilities = torch.tensor([[0.75, 0.25], [0.125, 0.875], [0.5, 0.5]])
-    for own in (slice(0, 2), slice(2, 3)):  # two batches
-        nearest = torch.tensor([0, 2, 1])[own], torch.tensor([0.9994, -0.25, 0.5])[own]
+    for own in (slice(0, 2), slice(2, 3)):
         batch = SimpleNamespace(numbers=torch.arange(3)[own])
-        shown.on_predict_batch_end(trainer, SimpleNamespace(nearest=nearest), probabilities[own], batch)
-    shown.teardown(trainer, None, "predict")
+        shown.on_predict_batch_end(trainer, model, model.probabilities[own], batch)
+    shown.teardown(trainer, model, "predict")
 
 
 def table(capsys):
