@@ -73,15 +73,14 @@ def _collectives(layers: Sequence[nn.Module], device: torch.device) -> Pass:
     for layer in layers:
         assert isinstance(layer, WhiteningNorm)
         d, covariance = layer.num_features, layer.num_features**2 // layer.num_groups
-        ours = isinstance(layer, SWBN)
-        sizes = (2 * d + 1, covariance, 2 * d) if ours else (d + 1, covariance, d + covariance)
+        sums = 2 * d if isinstance(layer, SWBN) else d + covariance
+        sizes = (covariance + dist.get_world_size() * (d + 1), sums)
         sent.append([torch.zeros(size, device=device) for size in sizes])
 
     def run() -> None:
-        for statistics, covariance, _ in sent:
-            dist.all_gather([torch.empty_like(statistics) for _ in range(dist.get_world_size())], statistics)
-            dist.all_reduce(covariance)
-        for _, _, sums in reversed(sent):
+        for statistics, _ in sent:
+            dist.all_reduce(statistics)
+        for _, sums in reversed(sent):
             dist.all_reduce(sums)
 
     return run

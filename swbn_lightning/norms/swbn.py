@@ -55,7 +55,7 @@ class SWBN(WhiteningNorm):
         group_size: instead of ``num_groups``, the largest number of channels per group. The number of groups is
             ``num_features / group_size``, rounded up. One value serves layers of different widths; IterNorm's released
             training scripts use 64.
-        sync: in a distributed run, use the statistics of the whole batch over all processes. This costs two collectives
+        sync: in a distributed run, use the statistics of the whole batch over all processes. This costs one collective
             per forward and one per backward.
         bias: with ``affine``, learn beta too, as in BatchNorm of newer PyTorch.
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from swbn_lightning import DBN2d, IterNorm2d, NormFactory, OnlineWhitening2d, SWBN2d, convert_norms
-from swbn_lightning.norms.passes.processes import merge_moments
+from swbn_lightning.norms.passes.processes import merge_statistics
 
 SPLITS = [(9, 3), (11, 1), (12, 0)]
 FAMILIES = {
@@ -145,7 +145,7 @@ def whole(job):
 def test_two_processes_equal_one(results, family, sizes):
     job = ("float64", family, sizes)
     for _, calls in results[job]:
-        assert calls == 2 * 3 * 2 + 2 * 1  # two layers, three forwards of two, one backward of one
+        assert calls == 2 * 3 * 1 + 2 * 1  # two layers, three forwards of one, one backward of one
     first, second = [result for result, _ in results[job]]
     y, x_grad, gradients, state = whole(job)
     # Six channels of a three-channel image: whitening by the batch amplifies rounding by 1 / sqrt(eps) there.
@@ -168,7 +168,8 @@ def test_in_float16(results, layer):
         assert torch.isfinite(found).all() and found.dtype == torch.float16
         assert (found - expected).float().norm() <= 0.01 * expected.float().norm()
     for name, value in state.items():
-        torch.testing.assert_close(first[3][name], value, rtol=1e-3, atol=1e-3)
+        # Beside a diverged diagonal of 3e4, what rounds the covariance to 16 bits shows in the other entries.
+        torch.testing.assert_close(first[3][name], value, rtol=1e-3, atol=1e-3 + 1e-5 * value.abs().max().item())
 
 
 @pytest.mark.parametrize(("family", "sizes"), [(f, s) for f in FAMILIES for s in SPLITS[::2]], ids=str)
@@ -190,10 +191,11 @@ def test_merging_in_one_process_is_exact(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         x = torch.randn(20, 3) + 1e4  # raw second moments would leave nothing of the variance
-        variance, mean = torch.var_mean(x, 0)
-        merged = merge_moments(mean, variance, 20)
-        for value, expected in zip(merged, (mean, variance, torch.tensor(20.0)), strict=True):
-            torch.testing.assert_close(value, expected)
+        mean = x.mean(0)
+        merged = merge_statistics(mean, ((x - mean).mT @ (x - mean))[None], 20)
+        expected = (mean, torch.cov(x.mT, correction=0)[None], torch.tensor(20.0))
+        for value, wanted in zip(merged, expected, strict=True):
+            torch.testing.assert_close(value, wanted)
     finally:
         dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
 """Statistics of one batch that is spread over several processes.
 
-Two collectives a layer and step forward (statistics, covariance), one backward.
+One collective a layer and step forward, one backward.
 """
 
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from swbn_lightning.norms.passes.rows import gram
 
 
 def is_synchronized(sync: bool) -> bool:
@@ -32,41 +34,35 @@ class _AllReduce(torch.autograd.Function):
         return _AllReduce.apply(grad)
 
 
-def _all_gather(values: Tensor) -> Tensor:
-    """``[K]`` of every process, ``[world, K]``."""
-    gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, values.contiguous())
-    return torch.stack(gathered)
-
-
 @torch.no_grad()
-def merge_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, unbiased variance and count of the whole batch from those of each part (Chan, Golub and LeVeque 1979)."""
-    # One value a channel has no unbiased variance; its centred sum of squares is 0.
-    squares = variance * (count - 1) if count > 1 else torch.zeros_like(variance)
-    parts = _all_gather(torch.cat([_of_part(mean, count), squares, mean.new_full((1,), count)]))
-    d = mean.shape[0]
-    means, sums, counts = parts[:, :d], parts[:, d : 2 * d], parts[:, 2 * d :]
+def merge_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, covariance and count of the whole batch from those of each process's part, in one collective.
+
+    With ``N = sum_p n_p``, means ``m_p`` and their merged mean ``m`` (Chan, Golub and LeVeque 1979)::
+
+        S = (sum_p C_p + sum_p n_p (m_p - m) (m_p - m)^T) / N
+
+    The sum of the ``C_p`` needs no mean of others. So one sum over the processes brings it, and the counts and means,
+    each in a place of its own that holds zeros in the other processes.
+
+    Args:
+        mean: of this part, ``[C]``; of an empty part it does not matter.
+        squares: ``C_p``, the products of this part's samples, centred by their own mean and summed, ``[g, d, d]``.
+        count: samples of this part.
+
+    Returns:
+        Mean ``[C]``, covariance ``[g, d, d]`` (divided by ``N``) and ``N``, ``[]``, in the dtype of ``squares``.
+    """
+    world, d = dist.get_world_size(), mean.shape[0]
+    parts = squares.new_zeros(world, d + 1)
+    if count:  # the mean of an empty part is NaN
+        own = parts[dist.get_rank()]
+        own[:d], own[d] = mean, count
+    merged = all_reduce(torch.cat([parts.flatten(), squares.flatten()]))
+    parts, total_squares = merged[: parts.numel()].view_as(parts), merged[parts.numel() :].view_as(squares)
+    means, counts = parts[:, :d], parts[:, d:]
     total = counts.sum()
     merged_mean = (counts * means).sum(0) / total
-    merged_squares = sums.sum(0) + (counts * (means - merged_mean).square()).sum(0)
-    return merged_mean, merged_squares / (total - 1), total
-
-
-@torch.no_grad()
-def merge_mean(mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Mean and count of the whole batch from those of each process's part."""
-    parts = _all_gather(torch.cat([_of_part(mean, count), mean.new_full((1,), count)]))
-    means, counts = parts[:, :-1], parts[:, -1:]
-    total = counts.sum()
-    return (counts * means).sum(0) / total, total
-
-
-@torch.no_grad()
-def merge_covariance(covariance: Tensor, count: int, total: Tensor) -> Tensor:
-    """The covariance of the whole batch from each process's, centred by the whole batch's mean."""
-    return all_reduce(covariance * (count / total))
-
-
-def _of_part(mean: Tensor, count: int) -> Tensor:
-    return mean if count else torch.zeros_like(mean)  # that of an empty part is NaN
+    between = (means - merged_mean) * counts.sqrt()
+    covariance = (total_squares + gram(between, between, squares.shape[0])) / total
+    return merged_mean, covariance, total

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms.passes.processes import all_reduce, merge_covariance, merge_mean, merge_moments
+from swbn_lightning.norms.passes.processes import all_reduce, merge_statistics
 from swbn_lightning.norms.passes.rows import (
     accumulation_dtype,
     as_rows,
@@ -93,19 +93,29 @@ class SynchronizedStandardized:
         self._x, self._num_groups = x, num_groups
         with torch.no_grad():
             rows = as_rows(x)
-            wide = rows.to(accumulation_dtype(x.dtype))
-            variance, mean = torch.var_mean(wide, 0, correction=1)
-            self.mean, self.variance, self.samples = merge_moments(mean, variance, rows.shape[0])
+            centred, s, self.mean, self.samples = _centre_together(rows, num_groups, accumulation_dtype(x.dtype))
+            self.variance = s.diagonal(dim1=-2, dim2=-1).flatten() * (self.samples / (self.samples - 1))
             self._rstd = torch.rsqrt(self.variance + eps)
-            self._rows = ((rows - self.mean) * self._rstd).to(x.dtype)
+            self._covariance = scaled(scaled(s, self._rstd).mT, self._rstd)
+            self._centred = x.dtype.itemsize >= 4
+            self._rows = centred if self._centred else ((rows - self.mean) * self._rstd).to(x.dtype)
 
     def covariance(self) -> Tensor:
-        rows = self._rows
-        count = rows.shape[0]
-        return merge_covariance(gram(rows, rows, self._num_groups) / max(count, 1), count, self.samples)
+        return self._covariance
 
     def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return whiten_standardized(self._x, self._rows, self._rstd, w, weight, bias, self.samples)
+        return whiten_standardized(self._x, self._rows, self._rstd, w, weight, bias, self.samples, self._centred)
+
+
+def _centre_together(rows: Tensor, num_groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``[n, C]`` centred by the mean of all processes, their covariance in ``dtype``, that mean, and their samples."""
+    own = batch_mean(rows)
+    centred = subtract(rows, own)
+    mean, s, total = merge_statistics(own, gram(centred, centred, num_groups, dtype), rows.shape[0])
+    mean = mean.to(own.dtype)
+    # Rounded to 16 bits only once.
+    centred = centred.sub_(mean - own) if centred.dtype == own.dtype else subtract(rows, mean)
+    return centred, s, mean, total
 
 
 def whiten_standardized(
@@ -248,16 +258,12 @@ class _Center(torch.autograd.Function):
         ctx: Any, x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = as_rows(x)
-        count = rows.shape[0]
-        mean = batch_mean(rows)
-        total = mean.new_full((), count)
         if synchronized:
-            mean, total = merge_mean(mean.to(dtype), count)
-            mean = mean.to(accumulation_dtype(rows.dtype))
-        centred = subtract(rows, mean)
-        s = gram(centred, centred, num_groups, dtype) / max(count, 1)
-        if synchronized:
-            s = merge_covariance(s, count, total)
+            centred, s, mean, total = _centre_together(rows, num_groups, dtype)
+        else:
+            mean = batch_mean(rows)
+            centred, total = subtract(rows, mean), mean.new_full((), len(rows))
+            s = gram(centred, centred, num_groups, dtype) / len(rows)
         ctx.save_for_backward(centred)
         ctx.mark_non_differentiable(mean, total)
         ctx.synchronized, ctx.total = synchronized, total
