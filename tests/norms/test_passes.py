@@ -222,3 +222,29 @@ def test_many_gradients_at_once(name):
     (batched,) = torch.autograd.grad(y, inputs, upstream, is_grads_batched=True, retain_graph=True)
     for i in range(3):
         torch.testing.assert_close(batched[i], torch.autograd.grad(y, inputs, upstream[i], retain_graph=True)[0])
+
+
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "online"])
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [((64, 6, 8, 8), torch.channels_last), ((64, 6, 8, 8), torch.contiguous_format),
+     ((4099, 6), torch.contiguous_format),
+     ((2, 6, 2047), torch.contiguous_format), ((16, 6, 4, 8, 8), torch.channels_last_3d)], ids=str,
+)  # fmt: skip
+def test_many_rows_in_float32_are_as_in_float64(name, shape, layout):
+    # From 4,096 rows on the products are convolutions, in float32 on a CPU.
+    wide, *_, upstream = problem(shape, layout=layout)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        norm = NormFactory(name)(6, len(shape) - 2 or 1).to(dtype)
+        x = wide.detach().to(dtype).requires_grad_()
+        y = norm(x)
+        first = torch.autograd.grad(y, (x, norm.weight, norm.bias), upstream.to(dtype), retain_graph=True)
+        again = torch.autograd.grad(y, (x, norm.weight, norm.bias), upstream.to(dtype), create_graph=True)
+        (second,) = torch.autograd.grad(again[0].pow(3).sum(), x)
+        results.append([y, *first, second, *norm.buffers()])
+        for a, b in zip(first, again, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+    assert results[0][0].is_contiguous(memory_format=layout)

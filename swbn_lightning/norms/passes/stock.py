@@ -14,13 +14,14 @@ from torch import Tensor
 from swbn_lightning.norms.passes.processes import all_reduce, merge_statistics
 from swbn_lightning.norms.passes.rows import (
     accumulation_dtype,
+    affine,
     as_rows,
     batch_mean,
     channels_are_last,
-    empty_like_rows,
+    convolves,
     gram,
     multiply,
-    multiply_into,
+    multiply_convolved,
     per_channel,
     scaled,
     subtract,
@@ -176,7 +177,7 @@ class _WhitenStandardized(torch.autograd.Function):
         ctx.shape, ctx.last, ctx.device_type = x.shape, channels_are_last(x), x.device.type
         a = scaled(w, weight)
         a = _times(a, rstd) if centred else a
-        return multiply_into(empty_like_rows(rows, x.shape, ctx.last), a, rows, bias), rows, rstd
+        return affine(a, rows, bias, x.shape, ctx.last), rows, rstd
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_rows: Tensor | None, grad_rstd: Tensor | None) -> tuple[Any, ...]:
@@ -222,7 +223,12 @@ def _gradients(
     after = rstd if rows.dtype == torch.float16 else None
     scale = torch.ones_like(rstd) if after is not None else rstd
     slope = s2 * (scale * rstd if ctx.centred else scale) / (1 - n)
-    rest = torch.addcmul((s1 * scale / -n).to(rows.dtype), rows, slope.to(rows.dtype))
+    start = (s1 * scale / -n).to(rows.dtype)
+    if ctx.last and grad_rows is None and convolves(g, w.shape[0]):
+        grad_x = multiply_convolved(_times(a, scale).mT, g, start, ctx.shape)
+        as_rows(grad_x).addcmul_(rows, slope)
+        return grad_x, grad_weight, grad_bias
+    rest = torch.addcmul(start, rows, slope.to(rows.dtype))
     if grad_rows is not None:
         rest = rest + (grad_rows * scale).to(rest.dtype)
     grad_x = multiply(_times(a, scale).mT, g, rest, ctx.shape, ctx.last)
@@ -286,6 +292,10 @@ class _Center(torch.autograd.Function):
                 rest = grad - (sums / n).to(wide)
                 dx = multiply(h / n, centred, rest, ctx.shape, ctx.last)
                 return dx.to(torch.float16), None, None, None
+            if ctx.last and convolves(centred, len(h)):
+                grad_x = multiply_convolved(h / n, centred, sums / -n, ctx.shape)
+                as_rows(grad_x).add_(grad)
+                return grad_x, None, None, None
             rest = grad - (sums / n).to(grad.dtype)
             return multiply(h / n, centred, rest, ctx.shape, ctx.last), None, None, None
 
@@ -295,7 +305,7 @@ class _Output(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: torch.Size, last: bool) -> Tensor:
         ctx.save_for_backward(rows, matrix)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return multiply_into(empty_like_rows(rows, shape, last), matrix, rows, bias)
+        return affine(matrix, rows, bias, shape, last)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
