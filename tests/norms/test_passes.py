@@ -224,7 +224,7 @@ def test_many_gradients_at_once(name):
         torch.testing.assert_close(batched[i], torch.autograd.grad(y, inputs, upstream[i], retain_graph=True)[0])
 
 
-@pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "online"])
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "dbn", "online"])
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [((64, 6, 8, 8), torch.channels_last), ((64, 6, 8, 8), torch.contiguous_format),

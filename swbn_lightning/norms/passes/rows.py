@@ -143,7 +143,8 @@ def scaled(whitening_matrix: Tensor, weight: Tensor | None) -> Tensor:
 
 def multiply_convolved(matrix: Tensor, rows: Tensor, start: Tensor, shape: torch.Size) -> Tensor:
     """The same as :func:`multiply` with channels last and a ``start`` of ``[C]``, where :func:`convolves`."""
-    y = F.conv2d(_as_images(rows), matrix[0, :, :, None, None], start.to(rows.dtype))
+    kernel = matrix[0, :, :, None, None].to(rows.dtype)
+    y = F.conv2d(_as_images(rows), kernel, start.to(rows.dtype))
     return y.movedim(1, -1).reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
 
 

@@ -28,14 +28,12 @@ from swbn_lightning.norms.passes.rows import (
     without_autocast,
 )
 
-_PART_BYTES = 2**20  # of rows that are squared at a time
-
 
 class StockStandardized:
     """A :class:`.StandardizedBatch`.
 
-    On a CPU the rows are centred only, and the deviations folded into the matrices that they are multiplied by: no pass
-    over the rows divides by them.
+    On a CPU the rows are centred only, and the deviations, which the products have on their diagonal, folded into the
+    matrices that the rows are multiplied by: no pass over the rows sums squares or divides.
     """
 
     def __init__(self, x: Tensor, num_groups: int, eps: float) -> None:
@@ -47,28 +45,19 @@ class StockStandardized:
             if self._centred:
                 self.mean = batch_mean(rows)
                 self._rows = rows - self.mean
-                self.variance = _sum_of_squares(self._rows) / (self.samples - 1)
+                self._squares = gram(self._rows, self._rows, num_groups)
+                self.variance = self._squares.diagonal(dim1=-2, dim2=-1).flatten() / (self.samples - 1)
                 self._rstd = torch.rsqrt(self.variance + eps)
             else:
                 self._rows, self.mean, self.variance, self._rstd = _standardize(rows, eps)
 
     def covariance(self) -> Tensor:
-        s = gram(self._rows, self._rows, self._num_groups) / self.samples
-        return scaled(scaled(s, self._rstd).mT, self._rstd) if self._centred else s
+        if self._centred:
+            return scaled(scaled(self._squares / self.samples, self._rstd).mT, self._rstd)
+        return gram(self._rows, self._rows, self._num_groups) / self.samples
 
     def output(self, w: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return whiten_standardized(self._x, self._rows, self._rstd, w, weight, bias, centred=self._centred)
-
-
-def _sum_of_squares(rows: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
-        return rows.square().sum(0)
-    # Part by part, a second tensor of this size being more than the layer otherwise needs.
-    part = max(1, _PART_BYTES // (rows.shape[1] * rows.element_size()))
-    total = rows.new_zeros(rows.shape[1])
-    for values in rows.split(part):
-        total += values.square().sum(0)
-    return total
 
 
 def _standardize(rows: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
