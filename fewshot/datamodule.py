@@ -1,5 +1,6 @@
 """Episodes and images for few-shot training and evaluation."""
 
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from swbn_lightning.data.image_data import SPLITS, ImageBatch, ImageDataModule, 
 from swbn_lightning.data.images import take
 from swbn_lightning.data.order import EpochDataset, EpochSampler, ResumableLoader, stream_seed, training_seed
 from swbn_lightning.errors import InputError, require_not_negative, require_positive
+from swbn_lightning.files.reading import printable
 
 
 class EpisodeBatch(NamedTuple):
@@ -105,14 +107,16 @@ class EpisodicDataModule(ImageDataModule):
             compared on the same episodes.
         eval_batch_size: images embedded at once in evaluation.
         num_workers: worker processes that draw training episodes; 0 is fast enough for images in memory.
+        normalize_as: normalise pixels as this data set does; None for the data set itself. A network that was trained
+            on one data set and is tested on another has learnt from the first one's normalisation.
         support: for ``predict``: a folder ``<class>/<image>``. Classes may have different numbers of images if the head
             takes them (:meth:`~fewshot.heads.EpisodeHead.uneven_logits`); those of this package do.
         query: for ``predict``: the images to classify, a folder or one image.
 
     Raises:
-        InputError: an unknown data set; a number out of range; ``cache`` for a data set that is not read from files;
-            ``cache_dir`` without ``cache``; in :meth:`setup`, a root that does not hold the data set, too few classes,
-            or classes with too few images.
+        InputError: an unknown data set; ``normalize_as`` one of other channels; a number out of range; ``cache`` for a
+            data set that is not read from files; ``cache_dir`` without ``cache``; in :meth:`setup`, a root that does
+            not hold the data set, too few classes, or classes with too few images.
     """
 
     #: Whether training batches hold labelled images, not episodes.
@@ -139,9 +143,16 @@ class EpisodicDataModule(ImageDataModule):
         cache: bool = False,
         cache_dir: str | None = None,
         erasing: float = 0.0,
+        normalize_as: str | None = None,
     ) -> None:
         self.spec = get_dataset(dataset)
-        super().__init__(self.spec.mean, self.spec.std, CropFlip(crop_padding, flip), erasing)
+        normal = self.spec if normalize_as is None else get_dataset(normalize_as)
+        if len(normal.mean) != len(self.spec.mean):
+            raise InputError(
+                f"normalize_as={normalize_as!r} is for images of {len(normal.mean)} channel(s), but {dataset!r} has "
+                f"{len(self.spec.mean)}; name a data set of as many, or leave it out."
+            )
+        super().__init__(normal.mean, normal.std, CropFlip(crop_padding, flip), erasing)
         self.settings = {"train": train, "val": val, "test": test}
         check_episodes(self.settings, episodes_per_step)
         if image_size is not None:
@@ -160,6 +171,17 @@ class EpisodicDataModule(ImageDataModule):
         self._support, self._query = support, query
         #: What ``predict`` works on, once it is set up.
         self.prediction: PredictionData | None = None
+
+    @property
+    def data_name(self) -> str:
+        """What results call the data: the data set or, of your own folders, ``folders:`` and the name of the root."""
+        if self.dataset != "folders" or self.root is None:
+            return self.dataset
+        return printable(f"folders:{Path(self.root).expanduser().resolve().name}")
+
+    def facts(self) -> dict[str, Any]:
+        # In checkpoints, which name no folder: so that an evaluation sees whether its data are those of the training.
+        return {**super().facts(), "data_id": hashlib.sha256(self.data_name.encode()).hexdigest()[:16]}
 
     def load(self, split: str) -> ImageSet:
         cache = {}

@@ -23,14 +23,18 @@ def episode_files(result: EpisodeResult, class_names: Sequence[str]) -> dict[str
     return {EPISODES_FILE: csv_text(("episode", "accuracy"), episodes), **class_files(result.confusion, class_names)}
 
 
-def episodes_identity(labels: Tensor, class_names: Sequence[str], settings: EpisodeSettings, seed: int) -> str:
+def episodes_identity(
+    labels: Tensor, class_names: Sequence[str], settings: EpisodeSettings, seed: int, content_id: str = ""
+) -> str:
     """Identifier of a set of episodes, equal if every episode ``i`` uses the same images.
 
-    It is computed from the settings, the labels and the class names. Pixels are not part of it, so runs with other
-    image sizes, or on copies of other quality, can be compared.
+    It is computed from the settings, the labels, the class names and, of data that these do not tell from others, their
+    ``content_id``. Pixels are not part of it, so runs with other image sizes, or on copies of other quality, can be
+    compared.
     """
     shape = f"{in_words(settings.ways)} {in_words(settings.shots)} {settings.queries}"
     digest = hashlib.sha256(f"{shape} {seed}\n".encode())
     digest.update("\n".join(class_names).encode())
     digest.update(labels.cpu().long().contiguous().numpy().tobytes())
+    digest.update(content_id.encode())
     return digest.hexdigest()[:16]

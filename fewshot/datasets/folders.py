@@ -1,6 +1,7 @@
 """Few-shot data sets from class folders or lists of images, including mini-ImageNet, tiered-ImageNet and CUB."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -99,7 +100,9 @@ def load_folders(
     if found is None:
         raise nothing_usable(name, folder, expected)
     _check_classes(name, tuple(found.listing.classes), folder, split, counts, classes)
-    return load_listing(found.listing, f"{name}/{split}", image_size, cache=cache, source=found.source)
+    image_set = load_listing(found.listing, f"{name}/{split}", image_size, cache=cache, source=found.source)
+    known = counts is not None or classes is not None  # then the name says which images they are
+    return image_set if known else replace(image_set, content_id=found.listing.content_id)
 
 
 load_tiered_imagenet = partial(load_folders, name="tiered-imagenet", counts=TIERED_IMAGENET)

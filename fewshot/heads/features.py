@@ -1,5 +1,7 @@
 """Base of the heads that work on features of any trained network: how the features are made comparable first."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -65,3 +67,30 @@ class FeatureHead(EpisodeHead):
                 )
             features = features - self.base_mean.to(features)
         return F.normalize(features, dim=-1)
+
+
+class FittedHead(FeatureHead):
+    """A head that is fitted to the support images one by one, so that their classes may have any numbers of them.
+
+    A subclass defines :meth:`fitted_logits`. Every image counts the same, so a strong penalty favours
+    the larger classes.
+    """
+
+    def logits(self, support: Tensor, query: Tensor) -> Tensor:
+        ways, shots = support.shape[1:3]
+        labels = torch.eye(ways, dtype=torch.float64, device=support.device).repeat_interleave(shots, dim=0)
+        return self.fitted_logits(support.flatten(1, 2), labels, query)
+
+    def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
+        ways = torch.eye(len(support), dtype=torch.float64, device=query.device)
+        labels = torch.cat([one.expand(len(images), -1) for one, images in zip(ways, support, strict=True)])
+        with torch.autocast(query.device.type, enabled=False):
+            rows, query = (self.prepared(features) for features in accumulating(torch.cat(list(support)), query))
+            return self.fitted_logits(rows[None], labels, query[None])[0]
+
+    def fitted_logits(self, rows: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        """Return ``[E, M, W]`` for prepared rows ``[E, N, C]`` of one-hot labels ``[N, W]`` (float64) and queries.
+
+        The queries are ``[E, M, C]``, float32 or wider as the rows are.
+        """
+        raise NotImplementedError

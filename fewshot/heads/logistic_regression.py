@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fewshot.heads.features import FeatureHead
+from fewshot.heads.features import FittedHead
 from swbn_lightning.errors import InputError, require_positive_number
 
 _TOLERANCE = 1e-7  # of the weights, relative to their norm: that of float32, in which logits are computed
@@ -14,7 +14,7 @@ _ARMIJO = 1e-4  # the share of the predicted decrease that a step has to reach (
 _ROUNDING = 1e-12  # of the objective in float64, below which a decrease cannot be seen
 
 
-class LogisticRegressionHead(FeatureHead):
+class LogisticRegressionHead(FittedHead):
     """Multinomial logistic regression fitted to the support set, as in RFS (Tian et al., ECCV 2020, section 3.1).
 
     The weights ``w_c`` and intercepts ``b_c`` minimise, as in scikit-learn,
@@ -23,7 +23,9 @@ class LogisticRegressionHead(FeatureHead):
 
     over the support images ``i``; the intercepts have no penalty. The logits are ``w_c . x + b_c``. The minimum is
     unique, up to a number added to all intercepts, and found in float64, the weights to 1e-7 of their norm or better.
-    No gradient flows through it.
+    No gradient flows through it. Classes may have different numbers of images
+    (:meth:`~fewshot.heads.EpisodeHead.uneven_logits`); every image counts the same, as with scikit-learn's
+    ``class_weight=None``.
 
     Of two classes both have weights here. ``sklearn.linear_model.LogisticRegression`` has one vector for both, with
     another penalty: its ``C`` is twice this one for the same probabilities.
@@ -52,12 +54,10 @@ class LogisticRegressionHead(FeatureHead):
         return 4 * 8 * ways * (ways * shots) ** 2  # a factor and an inverse of each class, and what they are made of
 
     @torch.no_grad()
-    def logits(self, support: Tensor, query: Tensor) -> Tensor:
-        ways, shots = support.shape[1:3]
-        rows = support.flatten(1, 2).double()
+    def fitted_logits(self, rows: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        rows = rows.double()
         centre = rows.mean(dim=1, keepdim=True)  # which the intercepts take up, as they have no penalty
         rows = rows - centre
-        labels = torch.eye(ways, dtype=rows.dtype, device=rows.device).repeat_interleave(shots, dim=0)
         dual, intercepts = solve(self.C * rows @ rows.mT, labels.expand(len(rows), -1, -1))
         weights = self.C * rows.mT @ dual  # [E, C, W]
         return (query - centre.to(query)) @ weights.to(query) + intercepts.unsqueeze(1).to(query)

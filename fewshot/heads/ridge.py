@@ -4,17 +4,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fewshot.heads.features import FeatureHead
+from fewshot.heads.features import FittedHead
 from swbn_lightning.errors import require_flag, require_positive_number
 
 
-class RidgeHead(FeatureHead):
+class RidgeHead(FittedHead):
     """Ridge regression onto one-hot labels: R2-D2 (Bertinetto et al., ICLR 2019). It can be trained on episodes.
 
-    With the support features and a column of ones as the rows of ``X [N, C + 1]``, ``N = W * K``, and their one-hot
-    labels ``Y [N, W]``, the weights are ``X^T (X X^T + penalty I)^-1 Y`` (the paper's equation 4; Woodbury's identity
+    With the N support features and a column of ones as the rows of ``X [N, C + 1]``, and their one-hot labels
+    ``Y [N, W]``, the weights are ``X^T (X X^T + penalty I)^-1 Y`` (the paper's equation 4; Woodbury's identity
     makes the system N x N, so its size does not depend on C). The logits are ``scale`` times the regression's outputs
-    for the queries. Gradients flow through the solution, to the features, the penalty and the scale.
+    for the queries. Gradients flow through the solution, to the features, the penalty and the scale. Classes may have
+    different numbers of images (:meth:`~fewshot.heads.EpisodeHead.uneven_logits`); every image counts the same.
 
     The column of ones is the bias, as in the public code. The paper also learns a number that is added to every logit.
     It cancels in the softmax and is left out.
@@ -51,13 +52,11 @@ class RidgeHead(FeatureHead):
     def extra_bytes(self, ways: int, shots: int, queries: int) -> int:
         return 3 * 8 * (ways * shots) ** 2
 
-    def logits(self, support: Tensor, query: Tensor) -> Tensor:
-        ways, shots = support.shape[1:3]
+    def fitted_logits(self, rows: Tensor, labels: Tensor, query: Tensor) -> Tensor:
         # The small system in float64: its condition is that of X X^T, the square of the features'.
-        rows = F.pad(support.flatten(1, 2), (0, 1), value=1.0).double()
-        identity = torch.eye(ways * shots, dtype=rows.dtype, device=rows.device)
+        rows = F.pad(rows, (0, 1), value=1.0).double()
+        identity = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
         system = rows @ rows.mT + self.log_penalty.double().exp() * identity
-        labels = torch.eye(ways, dtype=rows.dtype, device=rows.device).repeat_interleave(shots, dim=0)
         # Not torch.linalg.cholesky: on a GPU it would wait for the device to look for errors.
         factor = torch.linalg.cholesky_ex(system).L
         weights = rows.mT @ torch.cholesky_solve(labels.expand(len(rows), -1, -1), factor)

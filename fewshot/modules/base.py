@@ -246,9 +246,10 @@ class EpisodicModule(TrainingModule):
             embed=None if self._by_batch is None else self._embed_pixels,
         )
         facts = {
+            "data": data.data_name,
             "classes": len(names),
             "images": len(labels),
-            "episodes_id": episodes_identity(labels, names, s, data.eval_seed),
+            "episodes_id": episodes_identity(labels, names, s, data.eval_seed, image_set.content_id),
         }
         return result, facts
 

@@ -68,7 +68,8 @@ def require_trained(model: Any, own: Namespace, command: str) -> None:
     raise InputError(
         f"{command} needs the weights of a trained model: --ckpt_path runs/NAME (the best checkpoint of the newest run "
         "of that name) or a .ckpt file. A few-shot model whose head needs no training can do with a trained backbone: "
-        "--model.backbone_checkpoint runs/NAME, or pretrained weights of a library."
+        "--model.backbone_checkpoint runs/NAME, weights of another program (with --model.backbone_names), or "
+        "pretrained ones of a library."
     )
 
 

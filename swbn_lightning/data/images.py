@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ class ImageSet:
         name: name of the data for messages and reports, e.g. ``"glyphs/train"``.
         source: description for the user of where the images come from: the files and, for a split made by this package,
             how it was made.
+        content_id: for data that their class names do not tell from others: equal if the images are the same, in
+            whatever size and place. Evaluations on other images are then not taken for the same test.
 
     Raises:
         ValueError: a wrong shape or dtype, different numbers of images and labels, or a label without a class name.
@@ -29,6 +31,7 @@ class ImageSet:
     class_names: tuple[str, ...]
     name: str
     source: str = ""
+    content_id: str = ""
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.dim() != 4:
@@ -53,7 +56,7 @@ class ImageSet:
 
     def subset(self, numbers: Tensor, name: str) -> ImageSet:
         """Select images by ``numbers`` (int64 ``[n]``), in that order, with the same class names."""
-        return ImageSet(take(self.images, numbers), self.labels[numbers], self.class_names, name, self.source)
+        return replace(self, images=take(self.images, numbers), labels=self.labels[numbers], name=name)
 
     @property
     def num_classes(self) -> int:

@@ -16,8 +16,8 @@ from swbn_lightning.runs.checkpoints import read_checkpoint
 from swbn_lightning.runs.read import FILES, Run, find_runs, read_runs
 from swbn_lightning.runs.record import Record
 from swbn_lightning.runs.saved_tests import setting_words
+from swbn_lightning.runs.trained_data import data_facts
 
-DATA = "data"  # of a checkpoint: what was read of each split, as ImageDataModule.facts gives it
 CARD_FILE = "card.md"  # beside a checkpoint
 _TEMPLATE = "card.md.jinja"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -38,7 +38,7 @@ def card_of(checkpoint: Path, exported: bool = False) -> str:
         InputError: as :func:`~swbn_lightning.runs.checkpoints.read_checkpoint`.
     """
     content = read_checkpoint(checkpoint)
-    made, record, facts = _mapping(content, "hyper_parameters"), Record.of(content.get("run")), _mapping(content, DATA)
+    made, record, facts = _mapping(content, "hyper_parameters"), Record.of(content.get("run")), data_facts(content)
     told = content.get("model_class")
     package, _, kind = told.rpartition(".") if isinstance(told, str) and _CLASS.fullmatch(told) else ("", "", "Model")
     own = _run_of(checkpoint)

@@ -37,12 +37,12 @@ def plain_content(content: Any, source: str, forget_files: bool = True) -> dict[
     Raises:
         InputError: not a checkpoint, or one whose parts are of other kinds than Lightning's.
     """
-    try:
-        found = _rebuilt(content, {})
-    except RecursionError as error:
-        raise InputError(f"{source} is not a readable checkpoint (its content is nested too deeply).") from error
+    found = rebuilt(content, source)
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):
-        raise InputError(f"{source} is not a checkpoint of this package: it has no 'state_dict'.")
+        raise InputError(
+            f"{source} is not a checkpoint of this package: it has no 'state_dict'. Weights of a backbone from "
+            "elsewhere come in by --model.backbone_checkpoint with --model.backbone_names."
+        )
     for key, kind in _KINDS.items():
         if key in found and type(found[key]) is not kind:
             raise InputError(f"{source} is not a checkpoint: its {key!r} is a {type(found[key]).__name__}.")
@@ -58,6 +58,14 @@ def plain_content(content: Any, source: str, forget_files: bool = True) -> dict[
             others = {name: value for name, value in state.items() if name not in _FILES}  # a subclass may have some
             found["callbacks"][key] = {**others, "best_model_path": "", "best_model_score": None, "dirpath": ""}
     return found
+
+
+def rebuilt(content: Any, source: str) -> Any:
+    """What a file holds, with exact dicts and lists in the place of all others; as :func:`plain_content`."""
+    try:
+        return _rebuilt(content, {})
+    except RecursionError as error:
+        raise InputError(f"{source} is not a readable checkpoint (its content is nested too deeply).") from error
 
 
 def _rebuilt(value: Any, made: dict[int, Any]) -> Any:

@@ -1,21 +1,18 @@
 """Checkpoints, of runs and exported ones: which one a path means, the best of several, what is taken out of one."""
 
 import math
-import pickle
-import re
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import printable, read_json
+from swbn_lightning.files.reading import read_json
 from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.runs.exported import WEIGHTS_FILE, is_exported, read_exported
 from swbn_lightning.runs.folders import LAST_CHECKPOINT, RESULTS_FILE, run_versions
+from swbn_lightning.runs.torch_files import read_torch_file
 
 
 def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
@@ -49,7 +46,7 @@ def find_checkpoint(path: str | Path, prefer: str = "best") -> Path:
     )
 
 
-def load_backbone(backbone: nn.Module, path: str | Path) -> Path:
+def load_backbone(backbone: nn.Module, path: str | Path, names: Mapping[str, str | None] | None = None) -> Path:
     """Load the backbone of a checkpoint, whatever it was trained for: weights and statistics of its norms.
 
     A BatchNorm's state also loads into a whitening layer in its place, which then starts from W the identity (or what
@@ -57,7 +54,9 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> Path:
 
     Args:
         backbone: in place.
-        path: as :func:`find_checkpoint`.
+        path: as :func:`find_checkpoint`; with ``names``, a file of weights.
+        names: for weights that no model of this package wrote
+            (:func:`~swbn_lightning.runs.foreign_weights.load_foreign`).
 
     Returns:
         The checkpoint file.
@@ -65,12 +64,19 @@ def load_backbone(backbone: nn.Module, path: str | Path) -> Path:
     Raises:
         InputError: as :func:`find_checkpoint`; a checkpoint without a backbone, or with another one.
     """
+    if names is not None:
+        from swbn_lightning.runs.foreign_weights import load_foreign  # Lightning, which `swbn compare` does without
+
+        return load_foreign(backbone, path, names)
     file = find_checkpoint(path)
     content = read_checkpoint(file)
     prefix = "backbone."
     state = {key.removeprefix(prefix): v for key, v in content["state_dict"].items() if key.startswith(prefix)}
     if not state:
-        raise InputError(f"{file} holds no backbone: none of its weights is named {prefix}….")
+        raise InputError(
+            f"{file} holds no backbone: none of its weights is named {prefix}…. Weights from elsewhere need "
+            "--model.backbone_names, which says what stands for the beginnings of their names."
+        )
     try:
         backbone.load_state_dict(state)
     except RuntimeError as error:  # lists all that does not fit
@@ -98,24 +104,7 @@ def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, An
     """
     if is_exported(Path(path)):
         return plain_content(read_exported(Path(path)), str(path), forget_files)
-    try:
-        if not Path(path).is_file():
-            raise OSError("it is not a regular file")
-        with zipfile.ZipFile(path) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise OSError("its parts are compressed, which torch.save does not do")
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a foreign file raises almost anything
-        raise InputError(f"{path} is not a readable checkpoint ({_reason(error)}).") from error
-    return plain_content(content, str(path), forget_files)
-
-
-def _reason(error: Exception) -> str:
-    """One line. PyTorch's own of a pickle that it refuses advises to load it with all that it may run."""
-    if isinstance(error, pickle.UnpicklingError):
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        return f"it names code: {printable(named[1])}" if named else "it holds more than tensors and plain values"
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return plain_content(read_torch_file(path), str(path), forget_files)
 
 
 def saved_score(path: Path) -> tuple[float, int]:

@@ -79,12 +79,17 @@ def read_exported(weights: Path) -> dict[str, Any]:
     for name in found:
         if not isinstance(sums, dict) or sums.get(name) != found[name]:
             raise InputError(f"{weights.with_name(name)} is not as it was exported: its checksum is another one.")
-    try:
-        state = safetensors.torch.load(content)
-    except Exception as error:  # the library's own, and torch's
-        raise InputError(f"{weights} holds no weights that can be read ({error}).") from error
+    state = weights_in(content, weights)
     kept = {key: settings[key] for key in KEPT if key in settings}
     return {"state_dict": state, "pytorch-lightning_version": version("pytorch-lightning"), **kept}
+
+
+def weights_in(content: bytes, source: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by their names; :class:`InputError` naming the ``source`` if it is none."""
+    try:
+        return safetensors.torch.load(content)
+    except Exception as error:  # the library's own, and torch's
+        raise InputError(f"{source} holds no weights that can be read ({error}).") from error
 
 
 def is_exported(path: Path) -> bool:

@@ -97,8 +97,12 @@ def setting_words(row: Mapping[str, Any]) -> str:
 
 
 def how_classified(row: Mapping[str, Any]) -> str:
-    """What a test adds to its setting's name: ``, transductive``, and the head where it was chosen for the test."""
-    return "".join(f", {row[key]}" for key in ("inference", "head") if row.get(key))
+    """What a test adds to its setting's name: ``, transductive``, and the head where it was chosen for the test.
+
+    Before these the data, where they are others than those of the training: ``, on cub``.
+    """
+    other_data = f", on {row['data']}" if row.get("trained_on") and row.get("data") else ""
+    return other_data + "".join(f", {row[key]}" for key in ("inference", "head") if row.get(key))
 
 
 def kind_saved(folder: Path) -> Kind | None:
@@ -144,7 +148,7 @@ def _of_image(row: Mapping[str, str]) -> float:
 
 EPISODES = Kind(
     "episode", EPISODES_FILE, ("accuracy",), _of_episode, True,
-    "their classes, images a class or seed of the episodes (data.eval_seed) differ",
+    "their classes, images a class, image files or seed of the episodes (data.eval_seed) differ",
 )  # fmt: skip
 IMAGES = Kind(
     "image", IMAGES_FILE, ("class", "predicted"), _of_image, False,

@@ -54,10 +54,15 @@ class TrainingModule(CapturedTraining, ResumableModule):
             networks on a GPU, where launching kernels takes most of the time.
         backbone_checkpoint: start from the backbone in this checkpoint of any of this package's models. The file is
             read only here; a checkpoint of this model does not need it.
+        backbone_names: for a ``backbone_checkpoint`` from elsewhere, a file of weights (``.pt``, ``.pth``,
+            ``.safetensors``): what stands for the beginnings of its names, or None for weights to leave out, such as
+            ``{"module.encoder.": "", "fc.": None}`` (:func:`~swbn_lightning.runs.foreign_weights.load_foreign`). ``{}``
+            for names that fit as they are.
 
     Raises:
         InputError: an unknown name or option; options for a backbone that is given as a module; a negative warm-up; a
-            checkpoint of another backbone; before training, with ``cuda_graph``, a step that cannot be captured.
+            checkpoint of another backbone; names without a checkpoint, or that do not fit; before training, with
+            ``cuda_graph``, a step that cannot be captured.
     """
 
     head: nn.Module
@@ -66,7 +71,8 @@ class TrainingModule(CapturedTraining, ResumableModule):
     #: Whether :meth:`embed` gives the backbone's maps, not their averages.
     embeds_maps = False
     not_in_checkpoint: tuple[str, ...] = (
-        "optimizer", "lr_scheduler", "backbone_checkpoint", "compile", "cuda_graph", "backbone_args.pretrained",
+        "optimizer", "lr_scheduler", "backbone_checkpoint", "backbone_names", "compile", "cuda_graph",
+        "backbone_args.pretrained",
     )  # fmt: skip
     #: Arguments with options of a norm, in each of which ``step_size`` may be ``auto``.
     norm_arguments: tuple[str, ...] = ("norm_args",)
@@ -88,8 +94,11 @@ class TrainingModule(CapturedTraining, ResumableModule):
         compile: bool = False,
         cuda_graph: bool = False,
         backbone_checkpoint: str | None = None,
+        backbone_names: dict[str, str | None] | None = None,
     ) -> None:
         super().__init__()
+        if backbone_names is not None and backbone_checkpoint is None:
+            raise InputError("backbone_names are for a backbone_checkpoint, a file of weights; give that, too.")
         if lr_interval not in INTERVALS:
             raise unknown_name("lr_interval", lr_interval, INTERVALS)
         if warmup_steps < 0:
@@ -106,7 +115,9 @@ class TrainingModule(CapturedTraining, ResumableModule):
         if "norm_args" in self._auto_step_sizes:
             set_step_size(self.backbone, 1, step_budget)  # its errors now; the number before training
         #: The file of ``backbone_checkpoint``.
-        self.backbone_file = None if backbone_checkpoint is None else load_backbone(self.backbone, backbone_checkpoint)
+        self.backbone_file = None
+        if backbone_checkpoint is not None:
+            self.backbone_file = load_backbone(self.backbone, backbone_checkpoint, backbone_names)
         self._backbone_is_trained = self.backbone_file is not None or bool((backbone_args or {}).get("pretrained"))
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
@@ -189,7 +200,8 @@ class TrainingModule(CapturedTraining, ResumableModule):
         if data.channels != self.backbone.in_channels:
             raise InputError(
                 f"the images have {data.channels} channel(s), but the backbone takes {self.backbone.in_channels}: "
-                f"set backbone_args: {{in_channels: {data.channels}}}."
+                f"set backbone_args: {{in_channels: {data.channels}}}. A network that is trained already takes data of "
+                f"{self.backbone.in_channels} channel(s) only (few-shot class folders are read as RGB)."
             )
         size = getattr(data, "image_size", None)
         if size is not None:

@@ -128,7 +128,7 @@ def test_a_mean_that_cannot_be_had_is_one_error(monkeypatch):
         trainer.test(by_batch, datamodule=shades(), verbose=False)
     given = registry.FewShotDataset(only_test_classes, 16, (0.5,), (0.3,))
     monkeypatch.setitem(registry._DATASETS, "shades", given)
-    with pytest.raises(InputError, match=r"'cl2' .* need the training split: there is no folder train. Or take"):
+    with pytest.raises(InputError, match=r"'cl2' .* needs the training split: there is no folder train. Or take"):
         trainer.test(centred, datamodule=shades(), verbose=False)
     trainer.test(TransferNetwork(head_args={"features": "l2"}, backbone="tiny"), datamodule=shades(), verbose=False)
     pytest.importorskip("learn2learn")
@@ -201,12 +201,18 @@ def test_through_the_command(capsys):
     images = ["--data.support=support", "--data.query=support/dark/0.png"]
     assert "names each image by itself" in refused("predict", *transfer, *images, "--model.head=laplacian-shot")
     main(["predict", *transfer, *images, "--run.name=named"])  # nearest-centroid with the training split's mean
-    assert Path("runs/named/version_0/predictions.csv").read_text().splitlines()[1].split(",")[1] == "dark"
+    Image.new("L", (16, 16), 230).save("support/bright/1.png")  # one more than of the other class
+    for head, options in (("ridge", "{penalty: 0.001}"), ("logistic-regression", "{C: 1000}")):
+        head = [f"--model.head={head}", f"--model.head_args={options}"]
+        main(["predict", *transfer, *images, *head, "--run.name=named"])
+    for version in range(3):
+        table = Path(f"runs/named/version_{version}/predictions.csv").read_text()
+        assert table.splitlines()[1].split(",")[1] == "dark"
 
 
 @pytest.mark.slow
-def test_two_processes_find_the_same_mean():
-    """Each embeds its share of the training split: accuracies and loss are those of one process."""
+def test_two_processes_find_the_same_statistics_and_mean():
+    """All take the same batches, and each embeds its share of the training split: figures are those of one process."""
     arguments = [
         "--config", str(REPOSITORY / "configs" / "quickstart.yaml"), "--trainer.accelerator=cpu",
         "--data.train={ways: 5, shots: 1, queries: 3, episodes: 6}", "--data.val.episodes=50",
@@ -215,6 +221,7 @@ def test_two_processes_find_the_same_mean():
     ]  # fmt: skip
     main(["fit", *arguments])
     arguments += ["--model=fewshot.TransferNetwork", "--model.backbone_checkpoint=runs/quickstart/version_0"]
+    arguments.append("--model.update_norms=3")
     main(["test", *arguments, "--run.name=one"])
     command = [sys.executable, "-m", "cli", "test", *arguments, "--run.name=two", "--trainer.devices=2"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

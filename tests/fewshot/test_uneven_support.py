@@ -3,20 +3,31 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import log_softmax
+from scipy.special import softmax as probabilities
 from torch.nn import functional as F
 
-from fewshot import CrossAttentionHead, MatchingHead, NearestCentroidHead, PrototypicalHead
+from fewshot import (
+    CrossAttentionHead,
+    LogisticRegressionHead,
+    MatchingHead,
+    NearestCentroidHead,
+    PrototypicalHead,
+    RidgeHead,
+)
 from fewshot.heads import EpisodeHead
 from fewshot.prediction import nearest_images
 from tests.fewshot.cross_attention_reference import literal
 from tests.fewshot.test_cross_attention import weights_of
 from tests.fewshot.test_matching import literal_context, softmax
+from tests.fewshot.test_transfer_heads import minimum
 
 COUNTS = (1, 4, 2)
 HEADS = {
     "euclidean": PrototypicalHead(),
     "cosine": PrototypicalHead("cosine"),
     "centroid": NearestCentroidHead("l2"),
+    "ridge": RidgeHead("l2", penalty=0.5, scale=3.0),
     "matching": MatchingHead(2.5),
     "context": MatchingHead(2.5, full_context=True, num_features=6, context_steps=2),
 }
@@ -35,12 +46,24 @@ def cosine(a, b):
     return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
 
+def of_length_1(rows):
+    return rows / np.linalg.norm(rows, axis=1)[:, None]
+
+
+def with_ones(rows):
+    return np.hstack([rows, np.ones((len(rows), 1))])
+
+
+def owners(support):
+    return np.repeat(np.arange(len(support)), [len(rows) for rows in support])
+
+
 def literal_logits(name, support, query, head):
-    if name == "centroid":
-        support, query = (
-            [rows / np.linalg.norm(rows, axis=1)[:, None] for rows in support],
-            [q / np.linalg.norm(q) for q in query],
-        )
+    if name in ("centroid", "ridge"):
+        support, query = [of_length_1(rows) for rows in support], of_length_1(query)
+    if name == "ridge":
+        x, y = with_ones(np.concatenate(support)), np.eye(len(support))[owners(support)]
+        return 3 * with_ones(query) @ np.linalg.solve(x.T @ x + 0.5 * np.eye(7), x.T @ y)
     prototypes = [rows.mean(0) for rows in support]
     if name in ("euclidean", "centroid"):
         scale = 10 if name == "centroid" else 1
@@ -51,7 +74,7 @@ def literal_logits(name, support, query, head):
     if name == "context":
         weights = {key: value.numpy() for key, value in head.context.state_dict().items()}
         examples, query = literal_context(examples, query, weights, 2)
-    owner = np.repeat(np.arange(len(support)), [len(rows) for rows in support])
+    owner = owners(support)
     attention = [softmax(np.array([2.5 * cosine(x, s) for s in examples])) for x in query]
     return np.log([[a[owner == c].sum() for c in range(len(support))] for a in attention])
 
@@ -70,9 +93,31 @@ def test_uneven_logits_equal_the_literal_version(name):
             assert head.float().uneven_logits(half, torch.from_numpy(query).bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("counts", "C"), [(COUNTS, 2.0), ((1, 9), 0.3), ((5, 1, 1, 12), 100.0)])
+def test_uneven_logistic_regression_is_the_minimum_and_scikit_learns(counts, C):
+    support, query = vectors(counts)
+    head = LogisticRegressionHead("l2", C).double()
+    found = head.uneven_logits(*tensors(support, query)).numpy()
+    x, q, labels = of_length_1(np.concatenate(support)), of_length_1(query), owners(support)
+    w, b = minimum(x, labels, len(counts), C)
+    expected = log_softmax(q @ w.T + b, axis=1)
+    np.testing.assert_allclose(log_softmax(found, axis=1), expected, rtol=2e-6, atol=2e-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = head.float().uneven_logits(
+            [torch.from_numpy(rows).bfloat16() for rows in support], torch.from_numpy(query).bfloat16()
+        )
+    assert half.dtype == torch.float32 and np.abs(log_softmax(half, axis=1) - expected).max() < 0.2
+
+    linear_model = pytest.importorskip("sklearn.linear_model", reason="`make test` installs scikit-learn")
+    theirs = linear_model.LogisticRegression(
+        C=C if len(counts) > 2 else 2 * C, solver="newton-cg", tol=1e-10, max_iter=10_000
+    )  # of two classes it has one vector, whose penalty is half of ours
+    np.testing.assert_allclose(probabilities(found, axis=1), theirs.fit(x, labels).predict_proba(q), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*HEADS, "regression"])
 def test_of_equal_numbers_they_are_those_of_an_episode(name):
-    head = HEADS[name].double()
+    head = {**HEADS, "regression": LogisticRegressionHead()}[name].double()
     support, query = tensors(*vectors((3, 3)))
     with torch.no_grad():
         torch.testing.assert_close(head.uneven_logits(support, query), head(torch.stack(support)[None], query[None])[0])

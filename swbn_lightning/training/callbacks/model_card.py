@@ -10,16 +10,19 @@ from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import has_file, read_json
 from swbn_lightning.files.writing import write_whole
-from swbn_lightning.runs.card import CARD_FILE, DATA, card_of
+from swbn_lightning.runs.card import CARD_FILE, card_of
 from swbn_lightning.runs.folders import RESULTS_FILE
+from swbn_lightning.runs.trained_data import DATA, data_facts, saved_content, seen_otherwise
 from swbn_lightning.training.callbacks.run_file import AtTheEnd
+from swbn_lightning.training.module import tested_file
 
 
 class ModelCard(AtTheEnd):
     """Write ``card.md`` beside the best checkpoint when ``fit`` ends or is interrupted.
 
     Put it after ``ResultTable``, whose results it shows. Every checkpoint contains what was read of each split: the
-    number of images and the names of the classes.
+    number of images and the names of the classes. An evaluation or prediction warns where its images are of another
+    size or normalisation than those.
     """
 
     def __init__(self) -> None:
@@ -34,6 +37,19 @@ class ModelCard(AtTheEnd):
             self._facts = data.facts()  # the same all through a training
         if self._facts is not None:
             checkpoint[DATA] = self._facts
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        data = getattr(trainer, "datamodule", None)
+        if isinstance(data, ImageDataModule):
+            trained = data_facts(saved_content(tested_file(trainer, pl_module)))
+            if found := seen_otherwise(trained, data.facts()):
+                rank_zero_warn(found)
+
+    on_predict_start = on_test_start
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self.on_test_start(trainer, pl_module)
 
     def finish(self, trainer: pl.Trainer, folder: Path) -> None:
         if trainer.state.fn != "fit" or not has_file(folder, (RESULTS_FILE,)):

@@ -12,12 +12,14 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from rich.table import Table
 from rich.text import Text
 
+from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import table_console
 from swbn_lightning.runs.checkpoints import best_checkpoint, read_checkpoint
 from swbn_lightning.runs.folders import RESULTS_FILE, write_json
 from swbn_lightning.runs.record import now
+from swbn_lightning.runs.trained_data import data_facts, saved_content, trained_on
 from swbn_lightning.training.callbacks.run_file import run_folder
 from swbn_lightning.training.module import TrainingModule, tested_file
 from swbn_lightning.whiteness import WhitenessMonitor
@@ -25,7 +27,9 @@ from swbn_lightning.whiteness.records import measurements
 
 Row = dict[str, Any]  # of the table
 History = list[dict[str, float]]  # of whiteness
-_FIELDS = ("classes", "images", "episodes", "ways", "shots", "queries", "head", "inference", "tasks")
+_FIELDS = (
+    "data", "trained_on", "classes", "images", "episodes", "ways", "shots", "queries", "head", "inference", "tasks",
+)  # fmt: skip
 
 
 class ResultTable(pl.Callback):
@@ -93,8 +97,10 @@ class ResultTable(pl.Callback):
             self._finish_fit(trainer)
         elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
             checkpoint = tested_file(trainer, pl_module)
-            history = _whiteness_in(read_checkpoint(checkpoint)) if checkpoint else []
-            self._finish("checkpoint", checkpoint, [_with_whiteness(self._evaluated, history)], history, stage)
+            saved = saved_content(checkpoint)
+            history = _whiteness_in(saved)
+            row = {**_with_whiteness(self._evaluated, history), **_trained_elsewhere(trainer, saved)}
+            self._finish("checkpoint", checkpoint, [row], history, stage)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if trainer.state.fn != "fit":  # Ctrl-C among others: Lightning calls no teardown then
@@ -207,7 +213,7 @@ def result_table(rows: list[Row], logged: Mapping[str, float] | None = None) -> 
         table.add_column(Text(str(row["split"])), justify="right", overflow="fold")
     for key in _FIELDS:
         if any(key in row for row in rows):
-            table.add_row(key, *(Text(str(row.get(key, "–"))) for row in rows))
+            table.add_row(key.replace("_", " "), *(Text(str(row.get(key, "–"))) for row in rows))
     table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
     if any("held_out_accuracy" in row for row in rows):  # of training classes, beside episodes of others
         held_out = (_accuracy(row, "held_out_") if "held_out_accuracy" in row else "–" for row in rows)
@@ -266,6 +272,13 @@ def _kept_checkpoint(trainer: pl.Trainer) -> str | None:
         if found := path if path.is_file() else best_checkpoint(path.parent):
             return str(found)
     return None
+
+
+def _trained_elsewhere(trainer: pl.Trainer, saved: Row) -> Row:
+    """Name the training's data, if they are known and others than those of the evaluation."""
+    data = getattr(trainer, "datamodule", None)
+    name = trained_on(data_facts(saved), data.facts()) if isinstance(data, ImageDataModule) else None
+    return {} if name is None else {"trained_on": name}
 
 
 def _whiteness_in(checkpoint: Row) -> History:
