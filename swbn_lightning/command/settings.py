@@ -30,6 +30,12 @@ def settle(own: Namespace, command: str, words: Sequence[str]) -> None:
     keep_loggers_files_below(own.run.root, own.trainer.logger)
     for said in leave_out_other_norms_options(own.get("model") or {}, own.get("config") or [], words):
         print(printable_lines(f"swbn: {said}"), file=sys.stderr)
+    model = (own.get("model") or {}).get("init_args")
+    if own.get("ckpt_path") is not None and model and not any(".backbone_checkpoint" in word for word in words):
+        # A checkpoint has all weights. The first stage's, which the configuration names, may be gone.
+        for name in ("backbone_checkpoint", "backbone_names"):
+            if name in model:
+                model[name] = None
     if command == "fit":
         _settle_checkpoints(own.checkpoint, own.trainer)
 

@@ -164,6 +164,17 @@ def test_through_the_command(capsys, caplog):
     assert "backbone_names" in capsys.readouterr().err
 
 
+def test_a_checkpoint_needs_the_weights_that_its_training_began_with_no_more():
+    torch.save(Tiny(torch.nn.BatchNorm2d).state_dict(), "theirs.pt")
+    fit = [word.replace("Transfer", "Prototypical") for word in DATA]
+    few = "{ways: 3, shots: 2, queries: 4, episodes: 8}"
+    fit += [f"--data.train={few}", f"--data.val={few}", "--model.backbone_names={}", "--run.name=mine"]
+    main(["fit", *fit, "--trainer.max_epochs=1"])
+    Path("theirs.pt").unlink()
+    main(["test", "--config=runs/mine/version_0/config.yaml", "--ckpt_path=runs/mine"])
+    assert "tested_checkpoint" in json.loads(Path("runs/mine/version_1/results.json").read_text())
+
+
 @pytest.mark.parametrize(("norm", "options"), [("bn", {}), ("iternorm", {}), ("swbn-fro", {"step_size": 0.05})])
 def test_statistics_are_those_of_update_norms_on_the_training_images(norm, options):
     torch.manual_seed(0)
