@@ -38,8 +38,7 @@ def newton_schulz_step(s: Tensor, w: Tensor, shrinkage: float, rate: float) -> t
     Returns:
         ``A`` with the gradient through ``S``, and ``W'`` without one.
     """
-    # In compiled code, too: there the gradient of the function below came out as NaN (torch 2.14, inductor).
-    if is_transformed() or torch.compiler.is_compiling():
+    if is_transformed():
         a, kept, *_ = _step(s, w.detach(), shrinkage, rate)
         return a, kept.detach()
     return _NewtonSchulz.apply(s, w, shrinkage, rate)
@@ -47,10 +46,11 @@ def newton_schulz_step(s: Tensor, w: Tensor, shrinkage: float, rate: float) -> t
 
 def _step(s: Tensor, w: Tensor, shrinkage: float, rate: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``A``, ``W'``, ``e``, ``c`` and ``A diag(e)^(-1)``."""
-    e = torch.rsqrt(s.diagonal(dim1=-2, dim2=-1))
-    r = (1 - shrinkage) * (e.unsqueeze(-1) * s * e.unsqueeze(-2))
+    identity = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+    # No view of the diagonal: a compiled backward (inductor, torch 2.14) writes over S while it still reads the view.
+    e = torch.rsqrt((s * identity).sum(-1))
     # Not in place: a derivative of any kind goes through it.
-    r = r + shrinkage * torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+    r = (1 - shrinkage) * (e.unsqueeze(-1) * s * e.unsqueeze(-2)) + shrinkage * identity
     m = w @ r @ w.mT
     bound = m.detach().abs().sum(-1).amax(-1)[:, None, None]
     mw = m @ w
