@@ -50,8 +50,11 @@ def foreign(tmp_path):
     (["compare", "a"], 2, "compare needs at least two runs"),
     (["fit", "--config", str(REPOSITORY / "configs" / "quickstart.yaml"), "--print_config"], 0, "norm: swbn-fro"),
 ])  # fmt: skip
-def test_another_module_called_cli_is_no_matter(words, code, said, foreign, tmp_path):
+def test_another_module_called_cli_or_a_folder_of_images_called_as_a_package_is_no_matter(
+    words, code, said, foreign, tmp_path
+):
     foreign("cli.py")
+    (tmp_path / "fewshot").mkdir()
     done = python("-m", "swbn_lightning", *words, cwd=tmp_path)
     assert done.returncode == code and said in (done.stderr if code else done.stdout), done.stderr
 
@@ -69,12 +72,7 @@ def test_a_foreign_module_in_place_of_a_package_is_named(name, how, foreign, tmp
     assert f"`import {own}` finds {file}, but {REPOSITORY / own} is needed" in done.stderr
 
 
-def test_a_folder_of_images_called_as_a_package_is_no_matter(tmp_path):
-    (tmp_path / "fewshot").mkdir()
-    assert "compare needs at least two runs" in python("-m", "swbn_lightning", "compare", "a", cwd=tmp_path).stderr
-
-
 @pytest.mark.parametrize("how", [[str(REPOSITORY / "cli.py")], ["-m", "cli"], ["-c", "import my, cli; cli.main()"]])
 def test_the_other_ways_to_call_it(how, tmp_path):
     (tmp_path / "my.py").write_text("")
-    assert "compare needs at least two runs" in python(*how, "compare", "a", cwd=tmp_path).stderr
+    assert "'fitt' is no command" in python(*how, "fitt", cwd=tmp_path).stderr

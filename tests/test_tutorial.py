@@ -63,6 +63,7 @@ def check_outputs(cells):
         assert min(image.size) > 200 and image.getextrema() == (0, 255)
 
 
+@pytest.mark.slow
 def test_it_runs_in_an_empty_folder_without_network(tmp_path, monkeypatch):
     folder, foreign = tmp_path / "empty", tmp_path / "share" / "kernels" / "python3"
     folder.mkdir()

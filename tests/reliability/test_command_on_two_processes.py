@@ -45,6 +45,7 @@ def free_port():
         return found.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_training_with_the_bar(tmp_path):
     """Process 0 reduces its metrics for the bar, and was in another collective than process 1."""
     given = ["fit", *SMALL, *CPU, "--trainer.devices=2", "--trainer.strategy=ddp"]
