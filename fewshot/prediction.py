@@ -58,6 +58,9 @@ def load_prediction_data(
         raise InputError(f"predict: support folder {support_path} does not exist or is not a folder.")
     files = query_files(query)
     listing = list_class_folders(support_path, "support")
+    if len(listing.classes) < 2:
+        only = ", ".join(listing.classes)
+        raise InputError(f"predict: the support folder {support_path} holds one class, {printable(only)}; give two.")
     classes = load_listing(listing, "support", image_size, channels)
     images = read_images(files, image_size, channels, "query")
     classes = replace(classes, images=from_file(classes.images))

@@ -311,9 +311,12 @@ def test_predict_names_images_from_a_support_folder(run, capsys):
     main(["predict", *given, "--data.query=query"])
     page = (newest(folder) / "predictions.html").read_text(encoding="utf-8")
     assert "3 images, 3 classes of 2 to 3 examples each" in page and page.count("<img") == 6
+    (Path("single") / "one").mkdir(parents=True)
+    (Path("query") / "red3.png").rename(Path("single") / "one" / "0.png")
     for more, words in (
         ([], "predict needs a support folder"),
         (["--data.query=nothing"], "query nothing does not exist"),
+        (["--data.query=query", "--data.support=single"], "the support folder single holds one class, one; give two"),
     ):
         with pytest.raises(SystemExit):
             main(["predict", *given, *more])

@@ -44,7 +44,7 @@ class FewShotDataset:
 
 def _load_glyphs(split: str, root: str | None, image_size: int) -> ImageSet:
     if root is not None:
-        raise InputError(f"glyphs are drawn, not read: leave out root={root!r}.")
+        raise InputError(f"glyphs are drawn, not read: leave out root={root!r}, or give --data.root null.")
     return glyphs(split, image_size=image_size)
 
 

@@ -115,7 +115,10 @@ def csv_rows(path: Path, columns: Collection[str] = (), log: bool = False) -> It
 
 
 def flatten(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; an empty mapping and a list of plain values stand as values."""
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; an empty mapping and a list of plain values stand as values.
+
+    So does, as JSON, an inner mapping with a key that is empty or ends with a dot.
+    """
     flat: dict[str, Any] = {}
     _flatten(settings, "", 0, flat)
     return flat
@@ -283,7 +286,9 @@ def _flatten(value: Any, key: str, depth: int, flat: dict[str, Any]) -> None:
             f"its settings are nested more than {_DEEPEST} deep, more than {_MOST_VALUES['.yaml']} in number or "
             f"have names of more than {_LONGEST_KEY} letters"
         )
-    if isinstance(value, Mapping) and value:
+    if key and isinstance(value, Mapping) and any(str(name).endswith(".") or name == "" for name in value):
+        flat[key] = json.dumps(value, default=str)  # its keys are beginnings of names, as backbone_names'
+    elif isinstance(value, Mapping) and value:
         for name, part in value.items():
             _flatten(part, f"{key}.{name}" if key else str(name), depth + 1, flat)
     elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):

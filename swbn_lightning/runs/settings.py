@@ -1,6 +1,8 @@
 """Which settings make two trainings different ones: the one list, for all that compares runs."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 ABSENT = "(not there)"
@@ -16,8 +18,19 @@ _FOLDERS = ("dirpath", "save_dir")  # of any callback or logger
 
 
 def compared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those by which a training is told from others; one that is null or ``{}`` is as one that is not there."""
-    return {key: value for key, value in settings.items() if value is not None and value != {} and _counts(key)}
+    """Those by which a training is told from others; one that is null or ``{}`` is as one that is not there.
+
+    Checkpoints and exports carry them. So of a whole path only the last part is named; a digest stands for the rest.
+    """
+    counting = {key: value for key, value in settings.items() if value is not None and value != {} and _counts(key)}
+    return {key: _without_folders(value) if isinstance(value, str) else value for key, value in counting.items()}
+
+
+def _without_folders(value: str) -> str:
+    path = Path(value)
+    if not (path.is_absolute() or value.startswith("~")):
+        return value
+    return f"…/{path.name} (folder {hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]})"
 
 
 def group_key(settings: Mapping[str, Any]) -> frozenset[tuple[str, str]]:

@@ -135,6 +135,7 @@ def test_other_files_are_one_sentence(tmp_path, trained):
         ImageClassifier(5, backbone=LIBRARY, backbone_names={})
 
 
+NAMES = {"net.trunk.": "", "net.fc.": None}
 DATA = [
     "--data=fewshot.EpisodicDataModule", "--data.dataset=shades", "--trainer.accelerator=cpu",
     "--data.test={ways: 3, shots: 2, queries: 4, episodes: 30}", "--model=fewshot.TransferNetwork",
@@ -165,14 +166,26 @@ def test_through_the_command(capsys, caplog):
 
 
 def test_a_checkpoint_needs_the_weights_that_its_training_began_with_no_more():
-    torch.save(Tiny(torch.nn.BatchNorm2d).state_dict(), "theirs.pt")
-    fit = [word.replace("Transfer", "Prototypical") for word in DATA]
+    weights = named(Tiny(torch.nn.BatchNorm2d).state_dict(), "net.trunk.")
+    torch.save({**weights, "net.fc.weight": torch.zeros(2)}, "theirs.pt")
+    fit = [word.replace("Transfer", "Prototypical").replace("theirs", f"{Path.cwd()}/theirs") for word in DATA]
     few = "{ways: 3, shots: 2, queries: 4, episodes: 8}"
-    fit += [f"--data.train={few}", f"--data.val={few}", "--model.backbone_names={}", "--run.name=mine"]
+    fit += [
+        f"--data.train={few}",
+        f"--data.val={few}",
+        f"--model.backbone_names={json.dumps(NAMES)}",
+        "--run.name=mine",
+    ]
     main(["fit", *fit, "--trainer.max_epochs=1"])
     Path("theirs.pt").unlink()
     main(["test", "--config=runs/mine/version_0/config.yaml", "--ckpt_path=runs/mine"])
     assert "tested_checkpoint" in json.loads(Path("runs/mine/version_1/results.json").read_text())
+    # What is published of it names no folder of this machine, and the mapping as it was given.
+    main(["export", "runs/mine/version_0", "--output", "out"])
+    told = {name: Path("out", name).read_text() for name in ("config.json", "README.md")}
+    assert all(str(Path.cwd()) not in text and "theirs.pt" in text for text in told.values())
+    settings = json.loads(told["config.json"])["run"]["settings"]
+    assert json.loads(settings["model.init_args.backbone_names"]) == NAMES
 
 
 @pytest.mark.parametrize(("norm", "options"), [("bn", {}), ("iternorm", {}), ("swbn-fro", {"step_size": 0.05})])
