@@ -21,14 +21,18 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def console() -> None:
-    """The entry point of the ``swbn`` command."""
-    answer(sys.argv[1:])
-    check_own_packages()
-    from swbn_lightning.command.main import run
-    from swbn_lightning.command.signals import sigterm_is_143
+    """The entry point of the ``swbn`` command. Ctrl-C ends it with 130, or as Lightning ends what it runs."""
+    try:
+        answer(sys.argv[1:])
+        check_own_packages()
+        from swbn_lightning.command.main import run
+        from swbn_lightning.command.signals import sigterm_is_143
 
-    with sigterm_is_143():
-        run(None)
+        with sigterm_is_143():
+            run(None)
+    except KeyboardInterrupt:
+        print("swbn: stopped by Ctrl-C.", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -78,3 +78,12 @@ def test_a_foreign_module_in_place_of_a_package_is_named(name, how, foreign, tmp
 def test_the_other_ways_to_call_it(how, tmp_path):
     (tmp_path / "my.py").write_text("")
     assert "'fitt' is no command" in python(*how, "fitt", cwd=tmp_path).stderr
+
+
+def test_ctrl_c_is_no_traceback():
+    program = (
+        "import sys, swbn_lightning.__main__ as command\nsys.argv[1:] = ['embed', 'runs/a']\n"
+        "def stop(): raise KeyboardInterrupt\ncommand.check_own_packages = stop\ncommand.console()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr == "swbn: stopped by Ctrl-C.\n"

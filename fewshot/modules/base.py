@@ -139,8 +139,8 @@ class EpisodicModule(TrainingModule):
         super().on_predict_start()
         if getattr(self.head, "transductive", False):
             raise InputError(
-                "predict names each image by itself, not many together; leave out transductive: true, or take a head "
-                "that is not transductive."
+                f"predict names each image by itself, but {type(self.head).__name__} classifies all of them together. "
+                "Take a head that is not transductive, or leave out transductive: true."
             )
         data = self.episodic_data()
         assert isinstance(data, EpisodicDataModule) and data.prediction is not None

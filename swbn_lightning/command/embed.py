@@ -235,8 +235,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="swbn embed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="runs/NAME, one of its versions, a .ckpt file, or an export")
-    parser.add_argument("--split", choices=(*_EPISODES, HELD_OUT), default="test", help="of the data; %(default)s")
-    parser.add_argument("--images", metavar="PATH", help="instead: a folder of images or class folders, or one image")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--split", choices=(*_EPISODES, HELD_OUT), default="test", help="of the data; %(default)s")
+    which.add_argument("--images", metavar="PATH", help="instead: a folder of images or class folders, or one image")
     parser.add_argument("--output", metavar="FILE", help=".npz or .parquet; features_SPLIT.npz in the run's folder")
     parser.add_argument("--root", metavar="DIR", help="folder of the data set's files, if it is not the training's")
     parser.add_argument("--imports", nargs="+", default=[], metavar="MODULE", help="modules to import first")

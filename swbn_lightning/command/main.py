@@ -36,6 +36,7 @@ from swbn_lightning.training.callbacks.run_file import RunFile
 from swbn_lightning.training.callbacks.stop_on_non_finite import StopOnNonFinite
 from swbn_lightning.training.callbacks.stop_together import StopTogether
 from swbn_lightning.training.callbacks.update_norms import UpdateNorms  # noqa: F401 (for --trainer.callbacks)
+from swbn_lightning.training.lightning_internals import read_numbers_of_batches
 from swbn_lightning.training.module import TrainingModule
 from swbn_lightning.whiteness import WhitenessMonitor
 
@@ -47,7 +48,6 @@ _DEFAULTS = {
 }
 # The command's callbacks that have settings of their own.
 _CONFIGURED = {"checkpoint": ModelCheckpoint, "whiteness": WhitenessMonitor, "finite": StopOnNonFinite}
-_PER_EPOCH = ("trainer.limit_", "trainer.overfit_batches")  # a number of batches, or a share of all
 _LOG_EVERY = 10
 
 
@@ -72,11 +72,7 @@ class SwbnCLI(LightningCLI):
         parser.add_argument("--run.root", type=str, default="runs", help="folder of all runs")
         parser.add_argument("--run.name", type=str, default="default", help="runs go to ROOT/NAME/version_N")
         parser.add_argument("--run.report", type=bool, default=False, help="write report.html there at the end")
-        # Where other modules are loaded before Lightning, `typing` gives its `int | float` as `float | int`, which it
-        # takes for equal: then 1 batch would be read as 1.0, all batches.
-        for action in parser._actions:
-            if action.dest.startswith(_PER_EPOCH):
-                action._typehint = int | float | None  # type: ignore[attr-defined]
+        read_numbers_of_batches(parser)
         # Made callbacks of the trainer below, unless it is told to have none of their kind, or another one.
         for name, kind in _CONFIGURED.items():
             parser.add_class_arguments(kind, name, fail_untyped=False, instantiate=True, sub_configs=True)

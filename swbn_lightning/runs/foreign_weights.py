@@ -66,7 +66,8 @@ def load_foreign(backbone: nn.Module, path: str | Path, names: Names) -> Path:
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The tensors in a file by their names, on the CPU; as :func:`load_foreign`."""
     if not file.is_file():
-        raise InputError(f"backbone_checkpoint {file} is no file, as backbone_names want: a .pt, .pth or .safetensors.")
+        problem = "is a folder" if file.is_dir() else "does not exist"
+        raise InputError(f"{file} {problem}; with backbone_names give a .pt, .pth or .safetensors file.")
     if is_exported(file):
         with open_regular(file) as opened:
             return weights_in(opened.read(), file)

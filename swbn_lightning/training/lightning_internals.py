@@ -95,3 +95,14 @@ def set_help(parser: argparse.ArgumentParser, words: Mapping[str, str]) -> None:
     for action in parser._actions:
         for name in words.keys() & set(action.option_strings):
             action.help = words[name]
+
+
+def read_numbers_of_batches(parser: argparse.ArgumentParser) -> None:
+    """Have 1 of ``limit_train_batches`` and the like be one batch, not 1.0, which is all of them.
+
+    Where other modules are loaded before Lightning, ``typing`` gives its ``int | float`` as ``float | int``, which it
+    takes for equal, and jsonargparse reads a number as the first that fits.
+    """
+    for action in parser._actions:
+        if action.dest.startswith(("trainer.limit_", "trainer.overfit_batches")):
+            action._typehint = int | float | None  # type: ignore[attr-defined]

@@ -113,7 +113,7 @@ def test_wrong_names_are_one_sentence_with_those_that_fit(trained):
 
 
 def test_other_files_are_one_sentence(tmp_path, trained):
-    assert "weights.pth is no file, as backbone_names want" in refused({})
+    assert "weights.pth does not exist; with backbone_names give" in refused({})
     torch.save({"epoch": 3, "lr": [0.1]}, "weights.pth")
     assert "weights.pth holds no weights: neither tensors by name" in refused({})
     torch.save(trained, "weights.pth")  # the module itself, whose class would be imported
