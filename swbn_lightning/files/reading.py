@@ -117,7 +117,7 @@ def csv_rows(path: Path, columns: Collection[str] = (), log: bool = False) -> It
 def flatten(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; an empty mapping and a list of plain values stand as values.
 
-    So does, as JSON, an inner mapping with a key that is empty or ends with a dot.
+    So does, as JSON, an inner mapping of plain values with a key that is empty or ends with a dot.
     """
     flat: dict[str, Any] = {}
     _flatten(settings, "", 0, flat)
@@ -280,14 +280,20 @@ def _check_references(text: str, most: int) -> None:
             raise InputError(f"its settings are nested more than {_DEEPEST} deep or more than {most} in number")
 
 
+def _maps_beginnings(value: Mapping[Any, Any]) -> bool:
+    """Whether it maps beginnings of names to plain values, as ``backbone_names`` does."""
+    plain = not any(isinstance(part, Mapping | list) for part in value.values())
+    return plain and any(name == "" or str(name).endswith(".") for name in value)
+
+
 def _flatten(value: Any, key: str, depth: int, flat: dict[str, Any]) -> None:
     if depth > _DEEPEST or len(flat) > _MOST_VALUES[".yaml"] or len(key) > _LONGEST_KEY:
         raise InputError(
             f"its settings are nested more than {_DEEPEST} deep, more than {_MOST_VALUES['.yaml']} in number or "
             f"have names of more than {_LONGEST_KEY} letters"
         )
-    if key and isinstance(value, Mapping) and any(str(name).endswith(".") or name == "" for name in value):
-        flat[key] = json.dumps(value, default=str)  # its keys are beginnings of names, as backbone_names'
+    if key and isinstance(value, Mapping) and _maps_beginnings(value):
+        flat[key] = json.dumps({str(name): part for name, part in value.items()}, default=str)
     elif isinstance(value, Mapping) and value:
         for name, part in value.items():
             _flatten(part, f"{key}.{name}" if key else str(name), depth + 1, flat)

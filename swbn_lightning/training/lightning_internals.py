@@ -104,5 +104,5 @@ def read_numbers_of_batches(parser: argparse.ArgumentParser) -> None:
     takes for equal, and jsonargparse reads a number as the first that fits.
     """
     for action in parser._actions:
-        if action.dest.startswith(("trainer.limit_", "trainer.overfit_batches")):
+        if action.dest.startswith("trainer.limit_"):
             action._typehint = int | float | None  # type: ignore[attr-defined]
