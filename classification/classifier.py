@@ -54,7 +54,10 @@ class ImageClassifier(TrainingModule):
         super().setup(stage)
         data = self.labelled_data()
         if stage != "predict" and data.num_classes != self.num_classes:
-            raise InputError(f"the data have {data.num_classes} classes, but num_classes is {self.num_classes}.")
+            raise InputError(
+                f"the data have {data.num_classes} classes, but num_classes of the model is {self.num_classes}: give "
+                f"--model.num_classes {data.num_classes}."
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

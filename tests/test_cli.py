@@ -153,6 +153,7 @@ def test_the_table(run, capsys):
     for name, value in (("classes", "20"), ("images", "480"), ("episodes", "50"), ("ways", "5"), ("shots", "1")):
         assert re.search(rf"│ {name} +│ +{value} │", printed), name
     assert re.search(r"│ accuracy ± 95% interval +│ +\d+\.\d\d ± \d+\.\d\d % │", printed)
+    assert re.search(r"│ macro F1 +│ +\d+\.\d\d % │", printed) and "val/macro_f1" not in printed
     assert re.search(r"│ whiteness distance, start → end │ +\d+\.\d\d → \d+\.\d\d │", printed)
     assert re.search(
         rf"checkpoint: {re.escape(str(folder))}/version_\d+/checkpoints/step\d+-accuracy0\.\d+\.ckpt", printed

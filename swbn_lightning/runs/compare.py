@@ -113,7 +113,7 @@ def compare(runs: Sequence[str]) -> list[Comparison]:
         contestants = [(label, _with_any_head(tests)) for label, tests in contestants]
         shared = _shared(contestants)
     if not shared:
-        raise InputError(f"the runs have no test in common ({found}). Test them alike, as --data.test.shots 5.")
+        raise InputError(f"the runs have no test in common ({found}). Test them on the same data, ways and shots.")
     lines = []
     for setting in shared:
         of_runs = [(label, tests[setting]) for label, tests in contestants]

@@ -51,7 +51,7 @@ def test_splits_are_other_drawings_of_the_same_letters():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="100 classes, but num_classes is 10"):
+    with pytest.raises(ValueError, match="100 classes.* of the model is 10: give --model.num_classes 100"):
         trainer(fast_dev_run=True).fit(model(), datamodule=GlyphDataModule(images_per_class=2))
     with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\)"):
         model(label_smoothing=1.0)

@@ -77,12 +77,12 @@ class ResultTable(pl.Callback):
                 self._history.append(row)
             else:
                 self._evaluated = row
-                self._logged = _other_quantities(trainer, "val")
+                self._logged = _other_quantities(trainer, "val", row)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if isinstance(pl_module, TrainingModule):
             self._evaluated = pl_module.results.get("test")
-            self._logged = _other_quantities(trainer, "test")
+            self._logged = _other_quantities(trainer, "test", self._evaluated or {})
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # Here, after the progress bar has ended, so that the table is the last thing to be seen.
@@ -215,6 +215,9 @@ def result_table(rows: list[Row], logged: Mapping[str, float] | None = None) -> 
         if any(key in row for row in rows):
             table.add_row(key.replace("_", " "), *(Text(str(row.get(key, "–"))) for row in rows))
     table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
+    for key, label in (("top5", "top-5"), ("macro_f1", "macro F1")):
+        if any(key in row for row in rows):
+            table.add_row(label, *(f"{100 * row[key]:.2f} %" if key in row else "–" for row in rows))
     if any("held_out_accuracy" in row for row in rows):  # of training classes, beside episodes of others
         held_out = (_accuracy(row, "held_out_") if "held_out_accuracy" in row else "–" for row in rows)
         table.add_row("held-out images ± 95% interval", *held_out)
@@ -238,9 +241,9 @@ def _with_whiteness(row: Row, history: History) -> Row:
     return {**row, **ends}
 
 
-def _other_quantities(trainer: pl.Trainer, split: str) -> dict[str, float]:
-    """Return what an evaluation logged besides its results."""
-    told = {f"{split}/{name}" for name in ("accuracy", "accuracy_ci95", "loss")}
+def _other_quantities(trainer: pl.Trainer, split: str, row: Row) -> dict[str, float]:
+    """Return what an evaluation logged besides its row of results."""
+    told = {f"{split}/{name}" for name in (*row, "accuracy_ci95")}
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name not in told}
 
 
