@@ -85,7 +85,7 @@ def table(rows: list[dict[str, Any]], norms: Sequence[str]) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options, or those of ``arguments``."""
-    made = parser(__doc__, "memory", rounds=1)
+    made = parser(__doc__, "memory", rounds=None, dtype=False)
     made.add_argument("--norms", nargs="+", default=NORMS)
     made.add_argument("--channels", type=int, default=64)
     made.add_argument("--side", type=int, default=32, help="height and width of the maps")

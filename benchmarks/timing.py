@@ -102,13 +102,14 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def parser(description: str | None, output: str, rounds: int, dtype: bool = True) -> argparse.ArgumentParser:
-    """What all benchmarks take; ``dtype`` where they can run in several."""
+def parser(description: str | None, output: str, rounds: int | None, dtype: bool = True) -> argparse.ArgumentParser:
+    """What all benchmarks take; ``rounds`` of those that time, ``dtype`` where one of several is chosen."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if dtype:
         made.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    made.add_argument("--rounds", type=int, default=rounds)
+    if rounds is not None:
+        made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--output", default=f"runs/{output}.json", help="JSON file")
     return made

@@ -27,10 +27,10 @@ class WhiteningNorm(nn.Module):
     """
 
     _version = 2  # as BatchNorm's: from 2 on a checkpoint has num_batches_tracked
-    # What differs between the families: SWBN keeps a variance, and learns its matrix also without running statistics.
-    _statistics: tuple[str, ...] = ("running_mean", "running_var")
+    # What differs between the families: the buffers, and which of them are learnt also without running statistics.
+    _statistics: tuple[str, ...] = ("running_mean",)
     _matrices: tuple[str, ...] = ("whitening_matrix",)
-    _learns_matrix = True
+    _learnt: tuple[str, ...] = ()
 
     # Any number of spatial dimensions, as SyncBatchNorm takes it; the classes 1d, 2d, 3d say theirs.
     input_dims: tuple[int, ...] = (2, 3, 4, 5)
@@ -84,7 +84,7 @@ class WhiteningNorm(nn.Module):
         self.register_buffer("num_batches_tracked", counter if track_running_stats else None)
         matrix = torch.empty(num_groups, width, width, device=device, dtype=state_dtype)
         for name in self._matrices:
-            wanted = track_running_stats or self._learns_matrix or name != "whitening_matrix"
+            wanted = track_running_stats or name in self._learnt
             self.register_buffer(name, torch.empty_like(matrix) if wanted else None)
         for health in _HEALTH:
             self.register_buffer(health, torch.empty_like(counter), persistent=False)
@@ -287,8 +287,8 @@ def _identity(matrix: Tensor, device: torch.device) -> Tensor:
 
 
 def is_number(value: object, kind: type) -> bool:
-    """``isinstance``, hidden from the type checker, which does not take a ``float`` for a ``Real``."""
-    return isinstance(value, kind)
+    """``isinstance``, but not for a bool; and the type checker does not take a ``float`` for a ``Real``."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def graph_may_hold_state() -> bool:

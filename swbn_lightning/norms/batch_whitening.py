@@ -1,4 +1,4 @@
-"""Base of IterNorm and DBN: whiten by the batch's own covariance, with the gradient through it."""
+"""Base of IterNorm, DBN and OnlineWhitening: whiten by the batch's own covariance, with the gradient through it."""
 
 from typing import Any
 
@@ -26,9 +26,6 @@ class BatchWhitening(WhiteningNorm):
     A family adds :meth:`_inverse_sqrt`. The running state is a mean and a whitening *matrix* (an average of the
     batches' matrices, as in the public code of both papers). There is no running variance.
     """
-
-    _statistics = ("running_mean",)
-    _learns_matrix = False
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)

@@ -13,7 +13,8 @@ from swbn_lightning.norms.torch_internals import (
     saved_tensor_hooks,
 )
 
-_LEAST, _BYTES = 4, 2**22  # of runs without a graph: so many are kept at least, and as many as take so much memory
+# Runs without a graph that are kept: at least, at most, and between them as many as take so much memory.
+_LEAST, _MOST, _BYTES = 4, 256, 2**22
 
 
 def is_recomputing() -> bool:
@@ -52,7 +53,7 @@ class FirstRuns:
         if torch.compiler.is_compiling() or are_transforms_active():
             return
         if output.grad_fn is None and not torch.is_inference_mode_enabled():
-            kept = max(_LEAST, _BYTES // (matrix.numel() * matrix.element_size())) - 1
+            kept = min(_MOST, max(_LEAST, _BYTES // (matrix.numel() * matrix.element_size()))) - 1
             waiting = [run for run in self._last if not run.is_over]
             self._last = [*waiting[-kept:], _Run(mean, variance, matrix)]
         elif output.grad_fn is not None and saved_tensor_hooks() is not None:

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from swbn_lightning.errors import unknown_name
 from swbn_lightning.norms.passes.rows import accumulation_dtype, as_rows, gram, per_channel
 
 Criterion = Literal["fro", "kl"]
@@ -66,9 +67,9 @@ def whitening_loss(covariance_of_output: Tensor, criterion: str = "fro") -> Tens
         ``[...]``; zero only at the identity.
 
     Raises:
-        ValueError: unknown criterion.
+        InputError: unknown criterion.
     """
-    _check_criterion(criterion)
+    check_criterion(criterion)
     d = covariance_of_output.shape[-1]
     if criterion == "kl":
         trace = covariance_of_output.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -95,9 +96,9 @@ def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: fl
         ``(V + V^T) / 2`` with ``V = W - alpha dW``, in a new tensor.
 
     Raises:
-        ValueError: unknown criterion.
+        InputError: unknown criterion.
     """
-    _check_criterion(criterion)
+    check_criterion(criterion)
     w = whitening_matrix
     ws = w @ covariance
     excess = ws @ w.mT
@@ -111,6 +112,7 @@ def whitening_update(whitening_matrix: Tensor, covariance: Tensor, step_size: fl
     return (stepped + stepped.mT) / 2
 
 
-def _check_criterion(criterion: str) -> None:
+def check_criterion(criterion: str) -> None:
+    """Raise :class:`InputError` if there is no such criterion."""
     if criterion not in CRITERIA:
-        raise ValueError(f"unknown whitening criterion {criterion!r}; known: {', '.join(CRITERIA)}.")
+        raise unknown_name("whitening criterion", criterion, CRITERIA)

@@ -66,7 +66,7 @@ def _findings(name: str, norm: WhiteningNorm) -> Iterator[NormFinding]:
             "together, so their covariance is singular. Take a larger batch, or more groups (num_groups).",
         )
     if isinstance(norm, SWBN):
-        w = norm.whitening_matrix.double()  # its square may be beyond float32
+        w = norm.whitening_matrix.cpu().double()  # its square may be beyond float32, and MPS has no float64
         growth = float(torch.linalg.vector_norm(w)) / norm.num_features**0.5
         if growth > GROWN:
             yield NormFinding(

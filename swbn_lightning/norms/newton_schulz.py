@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swbn_lightning.norms.passes.rows import is_transformed
+from swbn_lightning.norms.passes.rows import is_transformed, without_autocast
 
 _LARGEST = 2.0  # of M's eigenvalues in the Newton-Schulz step, which takes those below 3; at 2 it halves a direction
 
@@ -27,7 +27,7 @@ def newton_schulz_step(s: Tensor, w: Tensor, shrinkage: float, rate: float) -> t
     with ``sym(X) = (X + X^T) / 2``.
 
     ``c`` and ``k`` are 1 unless W is far from the covariance: in the first batches, or when it changes suddenly. Then
-    they keep both steps stable. Products of ``d x d``: three forward, four backward.
+    they keep both steps stable. Products of ``d x d``: three forward, three backward.
 
     Args:
         s: ``S``, covariance of the centred batch, positive on its diagonal, ``[g, d, d]``.
@@ -77,14 +77,15 @@ class _NewtonSchulz(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
         s, w, e, c, v = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of this one is wanted
-            again = _step(s, w, ctx.shrinkage, ctx.rate)[0]
-            return torch.autograd.grad(again, s, grad, create_graph=True)[0], None, None, None
-        # dL/dR = -(1 - shrinkage) c^(3/2) / 2 W^T (sym(dL/dV) W^T) W
-        scale = c.pow(1.5) * (0.5 * (ctx.shrinkage - 1))
-        grad_r = scale * (w.mT @ _symmetric(grad * e.unsqueeze(-2)) @ (w.mT @ w))
-        grad_s = e.unsqueeze(-1) * grad_r * e.unsqueeze(-2)
-        through_r = grad_s * s
-        grad_log_e = through_r.sum(-1) + through_r.sum(-2) + (grad * v).sum(-2) * e
-        grad_s.diagonal(dim1=-2, dim2=-1).sub_(0.5 * grad_log_e * e.square())
-        return grad_s, None, None, None
+        with without_autocast(s.device.type):
+            if torch.is_grad_enabled():  # a derivative of this one is wanted
+                again = _step(s, w, ctx.shrinkage, ctx.rate)[0]
+                return torch.autograd.grad(again, s, grad, create_graph=True)[0], None, None, None
+            # dL/dR = -(1 - shrinkage) c^(3/2) / 2 W^T (sym(dL/dV) W^T) W
+            scale = c.pow(1.5) * (0.5 * (ctx.shrinkage - 1))
+            grad_r = scale * (w.mT @ _symmetric(grad * e.unsqueeze(-2)) @ (w.mT @ w))
+            grad_s = e.unsqueeze(-1) * grad_r * e.unsqueeze(-2)
+            through_r = grad_s * s
+            grad_log_e = through_r.sum(-1) + through_r.sum(-2) + (grad * v).sum(-2) * e
+            grad_s.diagonal(dim1=-2, dim2=-1).sub_(0.5 * grad_log_e * e.square())
+            return grad_s, None, None, None

@@ -67,6 +67,7 @@ class OnlineWhitening(BatchWhitening):
 
     online_matrix: Tensor
     _matrices = ("whitening_matrix", "online_matrix")
+    _learnt = ("online_matrix",)
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class OnlineWhitening(BatchWhitening):
         width = num_features // self.num_groups
         if shrinkage is None:
             shrinkage = width / (width + _GAIN**2)
-        elif not (is_number(shrinkage, Real) and not isinstance(shrinkage, bool) and 0 < shrinkage <= 1):
+        elif not (is_number(shrinkage, Real) and 0 < shrinkage <= 1):
             raise InputError(f"{type(self).__name__}: shrinkage must be in (0, 1] or None, got {shrinkage!r}.")
         self.shrinkage = float(shrinkage)
         self.first_runs = FirstRuns()

@@ -1,13 +1,10 @@
 """SWBN layers: Stochastic Whitening Batch Normalization (CVPR 2021, Algorithms 1 and 3)."""
 
-import math
-from numbers import Real
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from swbn_lightning.errors import InputError, unknown_name
+from swbn_lightning.errors import require_positive_number
 from swbn_lightning.norms import functional as WF
 from swbn_lightning.norms.base import WhiteningNorm, graph_may_hold_state
 from swbn_lightning.norms.checkpointing import FirstRuns, first_run, is_recomputing
@@ -77,6 +74,8 @@ class SWBN(WhiteningNorm):
 
     running_var: Tensor | None
     whitening_matrix: Tensor
+    _statistics = ("running_mean", "running_var")
+    _learnt = ("whitening_matrix",)
 
     def __init__(
         self,
@@ -95,11 +94,8 @@ class SWBN(WhiteningNorm):
         sync: bool = True,
         bias: bool = True,
     ) -> None:
-        if criterion not in WF.CRITERIA:
-            raise unknown_name("whitening criterion", criterion, WF.CRITERIA)
-        number = isinstance(step_size, Real) and not isinstance(step_size, bool)  # numpy's scalars too
-        if not (number and math.isfinite(step_size) and step_size > 0):
-            raise InputError(f"step_size must be a positive and finite number, got {step_size!r}.")
+        WF.check_criterion(criterion)
+        require_positive_number(type(self).__name__, step_size=step_size)
         super().__init__(
             num_features, eps, momentum, affine, bias, track_running_stats, num_groups, group_size, sync, device, dtype
         )

@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.norms import named_norms
-from swbn_lightning.norms.surgery.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.norms.factory import norm_layer_types
+from swbn_lightning.norms.surgery.patterns import chosen
 from swbn_lightning.whiteness.measures import MEASURES, Matrices
 from swbn_lightning.whiteness.moments import FeatureMoments
 
@@ -92,7 +92,7 @@ def feature_moments(
 
     They give the matrices, for example to draw them.
     """
-    chosen = choose_layers(model, layers, exclude)
+    norms = choose_layers(model, layers, exclude)
     found: dict[str, FeatureMoments] = {}
 
     def record(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -102,24 +102,22 @@ def feature_moments(
         found[name].update(features)
 
     with _without_a_trace(model), ExitStack() as hooks:
-        for name, layer in chosen.items():
+        for name, layer in norms.items():
             hooks.callback(layer.register_forward_hook(partial(record, name), with_kwargs=True).remove)
         for batch in images.split(batch_size):
             (forward or model)(batch)
-    return {name: found[name] for name in chosen if name in found}
+    return {name: found[name] for name in norms if name in found}
 
 
 def choose_layers(
     model: nn.Module, layers: str | Sequence[str] = ("*",), exclude: str | Sequence[str] = ()
 ) -> dict[str, nn.Module]:
     """Return the normalisation layers that match, by their names before compilation; no match is an error."""
-    norms = {name.replace("_orig_mod.", ""): layer for name, layer in named_norms(model)}
-    layers, exclude = as_patterns(layers), as_patterns(exclude)
-    check_patterns("normalisation layer", norms, [*layers, *exclude])
-    chosen = {name: layer for name, layer in norms.items() if fits([name], layers) and not fits([name], exclude)}
-    if not chosen:
-        raise InputError(f"layers={list(layers)}, exclude={list(exclude)} leave no normalisation layer to measure.")
-    return chosen
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, norm_layer_types()):
+            names.setdefault(module, []).append(name.replace("_orig_mod.", ""))
+    return {name: layer for layer, name in chosen("normalisation layer", names, layers, exclude).items()}
 
 
 def summarize(moments: FeatureMoments) -> LayerWhiteness:

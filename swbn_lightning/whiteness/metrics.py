@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from swbn_lightning.errors import unknown_name
-from swbn_lightning.norms.functional import CRITERIA
+from swbn_lightning.norms.functional import check_criterion
 from swbn_lightning.whiteness.measures import MEASURES, Matrices
 from swbn_lightning.whiteness.moments import FeatureMoments
 
@@ -81,8 +80,7 @@ class WhiteningLoss(_Measure):
 
     def __init__(self, criterion: str = "fro", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if criterion not in CRITERIA:
-            raise unknown_name("whitening criterion", criterion, CRITERIA)
+        check_criterion(criterion)
         self.measure = criterion
 
 

@@ -21,6 +21,7 @@ from swbn_lightning.whiteness.measures import MEASURES
 from swbn_lightning.whiteness.moments import FeatureMoments
 from swbn_lightning.whiteness.records import (
     MEAN,
+    MOST_CHANNELS,
     WHITENESS_FILE,
     CorrelationMap,
     append_whiteness,
@@ -63,7 +64,7 @@ class WhitenessMonitor(pl.Callback):
         batch_size: images per forward.
         pictures: draw pictures when training ends.
         heatmaps: pattern of the layers to draw a heatmap of, or several; None for the last layer, as in the paper.
-        heatmap_channels: largest number of channels in a heatmap; 128 as in the paper.
+        heatmap_channels: largest number of channels in a heatmap, at most 1,024; 128 as in the paper.
         signed: draw signed correlations in the heatmaps, not absolute values.
         seed: chooses the channels.
 
@@ -89,6 +90,8 @@ class WhitenessMonitor(pl.Callback):
     ) -> None:
         name = type(self).__name__
         require_positive(name, num_images=num_images, batch_size=batch_size, heatmap_channels=heatmap_channels)
+        if heatmap_channels > MOST_CHANNELS:
+            raise InputError(f"{name}: heatmap_channels must be at most {MOST_CHANNELS}, got {heatmap_channels}.")
         if every_n_epochs != 0:
             require_positive(name, every_n_epochs=every_n_epochs)
         self.num_images = num_images
@@ -167,6 +170,9 @@ class WhitenessMonitor(pl.Callback):
         start = time.perf_counter()
         self._unmeasured = None
         moments = self._moments(trainer, pl_module)
+        if not moments:
+            self._warn_once("", "unreached", "WhitenessMonitor measures nothing: no layer that it chose was run.")
+            return
         measured = {name: summarize(found) for name, found in moments.items()}
         for name in self._choose_heatmaps(list(measured)):
             found = CorrelationMap.of(moments[name], epoch, self.heatmap_channels, self.seed)

@@ -216,9 +216,8 @@ def _draw_course(axes: Axes, epochs: list[int], layers: list[str], values: Mappi
 
 def _spread(epochs: list[int]) -> list[int]:
     """Return at most as many epochs as lines can be told apart, including the first and the last."""
-    if len(epochs) <= _MOST_LINES:
-        return epochs
-    return [epochs[round(i * (len(epochs) - 1) / (_MOST_LINES - 1))] for i in range(_MOST_LINES)]
+    chosen = np.linspace(0, len(epochs) - 1, min(_MOST_LINES, len(epochs))).round().astype(int)
+    return [epochs[index] for index in chosen]
 
 
 def _short(layers: list[str]) -> list[str]:

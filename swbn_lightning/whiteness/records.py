@@ -23,7 +23,7 @@ MEAN = "mean"  # in place of a layer's name: the mean over the layers
 COUNTS = ("num_features", "num_samples", "num_constant")
 _ROW = ("epoch", "step", "layer")
 _MAP_COLUMNS = ("map", "epoch", "num_features", "rms", "channel")
-_MOST_CHANNELS = 1_024  # of a matrix that is read
+MOST_CHANNELS = 1_024  # of a matrix that is written or read
 COLUMNS = (*_ROW, *MEASURES, *COUNTS, "seconds")
 # In a checkpoint, which may be anybody's: rows (200 layers after 1,000 epochs), channels, letters of a name, numbers.
 _MOST_ROWS, _MOST_KEPT, _LONGEST_NAME, _LARGEST = 200_000, 4096, 300, 1e100
@@ -33,8 +33,10 @@ def append_whiteness(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows to ``whiteness.csv``; a new file gets a header, and missing values stay empty.
 
     Raises:
-        InputError: the file has other columns.
+        InputError: the file has other columns, or is a link.
     """
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; move it away, so that nothing outside of the folder is written to.")
     torn, new = False, not (path.exists() and path.stat().st_size)
     if not new:
         with path.open(encoding="utf-8", newline="") as file:
@@ -127,8 +129,8 @@ def read_heatmap(path: str | Path) -> dict[str, CorrelationMap]:
         lines: dict[str, list[dict[str, str]]] = {}
         for _, line in csv_rows(Path(path), _MAP_COLUMNS):
             lines.setdefault(line["map"], []).append(line)
-            if len(lines[line["map"]]) > _MOST_CHANNELS:
-                raise InputError(f"its matrix has more than {_MOST_CHANNELS} rows")
+            if len(lines[line["map"]]) > MOST_CHANNELS:
+                raise InputError(f"its matrix has more than {MOST_CHANNELS} rows")
         return {name: _map_of(own) for name, own in lines.items()}
 
 

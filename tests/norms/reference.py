@@ -38,7 +38,7 @@ class ReferenceSWBN:
     def predict(self, x):
         return self._output(self._standardize(x, self.mu_e, self.v_e))  # Algorithm 3
 
-    def frozen(self, x):
+    def with_w_fixed(self, x):
         """Training output with W held fixed: the function that the task loss differentiates."""
         n = x.shape[1]
         mu = x.sum(axis=1) / n

@@ -202,6 +202,11 @@ def test_no_more_is_kept_than_a_backward_may_need():
         segment(True)(wide, torch.randn(8, 600, requires_grad=True))
     assert kept(wide) == 4
     assert len(pickle.dumps(wide)) < 3 * 600 * 600 * 4
+    narrow = SWBN1d(23)
+    with torch.no_grad():  # an averaged network left in training mode: no backward ever follows
+        for _ in range(300):
+            narrow(x[:, :23])
+    assert kept(narrow) <= 256
 
 
 class NoHostSynchronisation(TorchDispatchMode):

@@ -162,6 +162,9 @@ def test_momentum_none_is_the_plain_average(name):
 def test_numpy_numbers_and_a_flag_set_later(name):
     norm = make(name, features=np.int64(6), eps=np.float32(1e-3), num_groups=np.int64(2))
     assert type(norm.num_features) is int and type(norm.eps) is float
+    for wrong in ({"eps": True}, {"momentum": True}, {"num_groups": True}, {"group_size": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}.*True"):
+            make(name, **wrong)
     norm.track_running_stats = False  # as BatchNorm: from here on nothing is averaged
     norm(like(norm, (8, 6, 5, 5)).float())
     assert torch.equal(norm.running_mean, torch.zeros(6)) and norm.num_batches_tracked == 0

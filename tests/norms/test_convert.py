@@ -115,7 +115,7 @@ def test_patterns_and_options_of_the_factory():
     assert model.bn1.eps == 1e-3 and revert_norms(model).bn1.eps == 1e-5
     with pytest.raises(ValueError, match=r"no BatchNorm layer fits 'layer9.\*'; the model's: bn1, layer1.0.bn1"):
         convert_norms(model, SWBN, exclude=["layer9.*"])
-    with pytest.raises(ValueError, match="leave no BatchNorm layer to convert"):
+    with pytest.raises(ValueError, match="leaves no BatchNorm layer"):
         convert_norms(model, SWBN, exclude="*")
 
 

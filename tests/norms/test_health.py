@@ -72,6 +72,8 @@ def test_weights_decay_and_norms_and_biases_do_not():
     assert (decayed["weight_decay"], spared["weight_decay"]) == (5e-4, 0.0)
     assert [p.dim() for p in decayed["params"]] == [4, 2, 2]
     assert all(p.dim() == 1 for p in spared["params"]) and len(spared["params"]) == 1 + 2 + 2 + 1
+    decayed, spared = norm_parameter_groups(nn.LSTM(3, 2), 0.1)
+    assert [p.dim() for p in decayed["params"] + spared["params"]] == [2, 2, 1, 1]
     with pytest.raises(ValueError, match="at least 0, got -1"):
         norm_parameter_groups(nn.Linear(2, 2), -1)
     with pytest.raises(ValueError, match="ReLU has no parameter that needs a gradient"):

@@ -5,29 +5,26 @@ import pytest
 import torch
 
 from swbn_lightning import NormFactory, OnlineWhitening1d, OnlineWhitening2d, OnlineWhitening3d
-from tests.norms.reference import central_difference, correlated, from_columns, to_columns
+from tests.norms.reference import ReferenceBatchWhitening, central_difference, correlated, from_columns, to_columns
 
 SHAPES = [(40, 6), (12, 6, 5), (8, 6, 4, 5), (4, 6, 3, 2, 3)]
 
 
-class Reference:
+class Reference(ReferenceBatchWhitening):
     """The layer's formulas, literally, with columns as samples; nothing here is shared with the package."""
 
-    def __init__(self, d, groups=1, eps=1e-5, momentum=0.1, rate=0.1):
-        self.groups, self.eps, self.momentum, self.rate = groups, eps, momentum, rate
+    def __init__(self, d, groups=1, rate=0.1):
+        super().__init__(d, "online", groups=groups)
         k = d // groups
         rho = k * 1.5**-8
-        self.shrinkage = rho / (1 + rho)
+        self.shrinkage, self.rate = rho / (1 + rho), rate
         self.w = [np.eye(k) for _ in range(groups)]
-        self.mean, self.average = np.zeros(d), [np.eye(k) for _ in range(groups)]
-        self.gamma, self.beta = np.ones(d), np.zeros(d)
-        self.c = []
 
     def batch(self, x, c=None):
-        """Output, mean, matrices and next W of a batch; ``c``, a constant to the derivative, may be given."""
+        """Output, mean and matrices; ``c``, a constant to the derivative, may be given. Keeps ``c`` and the next W."""
         d, n = x.shape
         mean, k = x.mean(axis=1), d // self.groups
-        matrices, after, self.c = [], [], []
+        matrices, self.after, self.c = [], [], []
         for g, w in enumerate(self.w):
             centred = (x - mean[:, None])[g * k : (g + 1) * k]
             sigma = centred @ centred.T / n + self.eps * np.eye(k)
@@ -40,23 +37,13 @@ class Reference:
             matrices.append((v + v.T) / 2 @ scale)
             ratio = min(1, 1 / (self.rate * bound))
             stepped = np.sqrt(ratio) * w - self.rate * (ratio * m - np.eye(k)) @ (np.sqrt(ratio) * w)
-            after.append((stepped + stepped.T) / 2)
-        return self._output(x, mean, matrices), mean, matrices, after
+            self.after.append((stepped + stepped.T) / 2)
+        return self._output(x, mean, matrices), mean, matrices
 
     def train(self, x):
-        y, mean, matrices, self.w = self.batch(x)
-        self.mean += self.momentum * (mean - self.mean)
-        self.average = [a + self.momentum * (m - a) for a, m in zip(self.average, matrices, strict=True)]
+        y = super().train(x)
+        self.w = self.after
         return y
-
-    def predict(self, x):
-        return self._output(x, self.mean, self.average)
-
-    def _output(self, x, mean, matrices):
-        k = len(x) // self.groups
-        centred = x - mean[:, None]
-        white = np.concatenate([m @ centred[g * k : (g + 1) * k] for g, m in enumerate(matrices)])
-        return white * self.gamma[:, None] + self.beta[:, None]
 
 
 def make(shape, groups=1):
@@ -81,7 +68,7 @@ def test_training_and_evaluation_follow_the_reference(shape, groups):
         np.testing.assert_allclose(y, from_columns(reference.train(to_columns(x)), shape), atol=1e-8)
     assert min(reference.c) < 1 or groups > 1  # the batches change so much that the caps are met
     np.testing.assert_allclose(norm.online_matrix.numpy(), np.stack(reference.w), atol=1e-10)
-    np.testing.assert_allclose(norm.whitening_matrix.numpy(), np.stack(reference.average), atol=1e-10)
+    np.testing.assert_allclose(norm.whitening_matrix.numpy(), np.stack(reference.matrices), atol=1e-10)
     np.testing.assert_allclose(norm.running_mean.numpy(), reference.mean, rtol=1e-10)
     x = correlated(rng, shape)
     y = norm.eval()(torch.from_numpy(x)).detach().numpy()
@@ -153,3 +140,18 @@ def test_few_samples_and_a_constant_channel_stay_finite(samples, steps):
         assert y.isfinite().all() and x.grad.isfinite().all()
     assert norm.num_batches_rejected == 0 and norm.online_matrix.abs().max() < 10
     assert norm.eval()(x).isfinite().all()
+
+
+def test_the_variant_of_the_ablations_is_the_layer_where_nothing_is_switched():
+    from benchmarks.online_variants import OnlineVariant  # registers two names
+
+    layer, variant = NormFactory("online")(6, 1), OnlineVariant(6)
+    torch.manual_seed(0)
+    for _ in range(3):
+        inputs = [torch.randn(20, 6).requires_grad_()]
+        inputs.append(inputs[0].detach().clone().requires_grad_())
+        for norm, x in zip((layer, variant), inputs, strict=True):
+            norm(x).pow(3).sum().backward()
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-4, atol=1e-4)
+    for name, value in layer.state_dict().items():
+        torch.testing.assert_close(variant.state_dict()[name], value)

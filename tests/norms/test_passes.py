@@ -154,7 +154,7 @@ def test_one_tensor_is_kept_for_the_backward_as_in_batchnorm(name):
     assert len(kept[name]) == len(kept["bn"]) == 1
 
 
-@pytest.mark.parametrize("name", ["swbn-fro", "iternorm"])
+@pytest.mark.parametrize("name", ["swbn-fro", "iternorm", "online"])
 def test_a_backward_under_autocast_is_not_cast(name):
     x = torch.randn(16, 6, 3, 3)
     gradients = []

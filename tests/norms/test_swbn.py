@@ -63,7 +63,7 @@ def test_gradients_are_those_with_w_held_fixed(layer, shape, criterion, groups):
     reference.train(to_columns(x))  # the W of this forward is the stepped one
 
     def loss():
-        return (from_columns(reference.frozen(to_columns(x)), shape) * upstream).sum()
+        return (from_columns(reference.with_w_fixed(to_columns(x)), shape) * upstream).sum()
 
     reference.gamma, reference.beta = reference.gamma.copy(), reference.beta.copy()
     for place in rng.choice(x.size, 25, replace=False):
@@ -88,7 +88,7 @@ def test_the_step_size_and_the_criterion_are_checked():
     for number in (np.float32(1e-3), np.int64(1), Fraction(1, 1000)):
         assert SWBN2d(4, step_size=number).step_size == float(number)
     for other in (True, "1e-3", None, 0, -1e-3, float("nan")):
-        with pytest.raises(ValueError, match="step_size must be a positive and finite number, got"):
+        with pytest.raises(ValueError, match="step_size of SWBN.* must be positive and finite, got"):
             SWBN2d(4, step_size=other)
     with pytest.raises(ValueError, match="'fr'.*did you mean 'fro'.*fro, kl"):
         SWBN2d(4, criterion="fr")

@@ -255,12 +255,20 @@ def test_it_warns_once_of_fewer_samples_than_channels():
     assert watching.history[0]["kl"] == math.inf and watching.history[0]["rms"] < 1
 
 
+class Spare(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.BatchNorm1d(3)  # not part of the forward
+
+
 def test_networks_and_trainings_that_it_leaves_alone(tmp_path):
     watching = monitor()
     fit([watching], Classifier(norm=nn.Identity))
     assert watching.history == []
     fit([watching], logger=CSVLogger(tmp_path), fast_dev_run=True)
     assert len(watching.history) == 2 and not list(tmp_path.iterdir())
+    with pytest.warns(UserWarning, match="measures nothing: no layer that it chose was run"):
+        fit([monitor(layers="spare")], Spare())
     sharded = types.SimpleNamespace(strategy=object.__new__(FSDPStrategy))
     with pytest.warns(UserWarning, match="WhitenessMonitor measures nothing: FSDPStrategy shards"):
         assert not monitor()._measures(sharded, Classifier())
@@ -272,6 +280,8 @@ def test_what_cannot_work_is_said():
     for name in ("num_images", "batch_size", "heatmap_channels"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             WhitenessMonitor(**{name: 0})
+    with pytest.raises(ValueError, match="heatmap_channels must be at most 1024, got 1025"):
+        WhitenessMonitor(heatmap_channels=1025)
     with pytest.raises(ValueError, match="every_n_epochs must be"):
         WhitenessMonitor(every_n_epochs=-1)
     with pytest.raises(ValueError, match=r"no normalisation layer fits 'net\.9'; the model's: net\.1, net\.4"):

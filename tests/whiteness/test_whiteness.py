@@ -124,10 +124,13 @@ def test_layers_by_pattern_and_none_that_fits():
     assert set(measure_whiteness(model, images, layers=["5"])) == {"5"}
     assert set(measure_whiteness(model, images, layers="*", exclude="5")) == {"1"}
     assert set(measure_whiteness(model, images, exclude=["1"])) == {"5"}
+    model.again = model[5]  # a layer of two names
+    assert set(measure_whiteness(model, images, layers="again")) == {"5"}
+    del model.again
     for bad in ({"layers": ["1", "x*"]}, {"exclude": "x*"}):
         with pytest.raises(ValueError, match=r"no normalisation layer fits 'x\*'; the model's: 1, 5\."):
             measure_whiteness(model, images, **bad)
-    with pytest.raises(ValueError, match=r"layers=\['\*'\], exclude=\['\?'\] leave no normalisation layer"):
+    with pytest.raises(ValueError, match=r"\['\*'\] without \['\?'\] leaves no normalisation layer"):
         measure_whiteness(model, images, exclude="?")
     with pytest.raises(ValueError, match=r"the model's: none\."):
         measure_whiteness(nn.Linear(2, 2), torch.randn(2, 2))

@@ -29,6 +29,14 @@ def test_what_is_appended_is_read(tmp_path):
         assert [line["layer"] for line in csv.DictReader(file)] == 2 * ["b.1", "a", "mean"]
 
 
+def test_nothing_is_written_through_a_link(tmp_path):
+    path, elsewhere = tmp_path / "whiteness.csv", tmp_path / "elsewhere"
+    path.symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="is a link"):
+        append_whiteness(path, rows(0))
+    assert not elsewhere.exists()
+
+
 @pytest.mark.parametrize("lost", [1, 20, 60])
 def test_a_line_that_was_never_finished_harms_no_other(tmp_path, lost):
     path = tmp_path / "whiteness.csv"

@@ -32,7 +32,7 @@ def standardized(x: Tensor, layer: Any, training: bool = True) -> StandardizedBa
 
 
 def centred(x: Tensor, layer: Any, dtype: torch.dtype, training: bool = True) -> Batch | None:
-    """``x - mean``, for IterNorm and DBN, its covariance in ``dtype``; else as :func:`standardized`."""
+    """``x - mean``, for the layers of batch_whitening.py, its covariance in ``dtype``; else as :func:`standardized`."""
     synchronized = training and is_synchronized(layer.sync)
     if _is_empty(x, synchronized):
         return None

@@ -238,7 +238,7 @@ class StockCentred:
     def __init__(self, x: Tensor, num_groups: int, dtype: torch.dtype, synchronized: bool = False) -> None:
         self._x = x
         self._rows, self._covariance, self.mean, total = _Center.apply(x, num_groups, synchronized, dtype)
-        self.samples: int | Tensor = total if synchronized else self._rows.shape[0]
+        self.samples: int | Tensor = self._rows.shape[0] if total is None else total
 
     def covariance(self) -> Tensor:
         return self._covariance
@@ -251,17 +251,19 @@ class _Center(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, num_groups: int, synchronized: bool, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         rows = as_rows(x)
+        total = None  # over the processes
         if synchronized:
             centred, s, mean, total = _centre_together(rows, num_groups, dtype)
+            ctx.mark_non_differentiable(mean, total)
         else:
             mean = batch_mean(rows)
-            centred, total = subtract(rows, mean), mean.new_full((), len(rows))
+            centred = subtract(rows, mean)
             s = gram(centred, centred, num_groups, dtype) / len(rows)
+            ctx.mark_non_differentiable(mean)
         ctx.save_for_backward(centred)
-        ctx.mark_non_differentiable(mean, total)
-        ctx.synchronized, ctx.total = synchronized, total
+        ctx.total = total
         ctx.shape, ctx.last = x.shape, channels_are_last(x)
         return centred, s, mean, total
 
@@ -271,10 +273,10 @@ class _Center(torch.autograd.Function):
         with without_autocast(centred.device.type):
             wide = accumulation_dtype(grad.dtype)
             sums, h = grad.sum(0, dtype=wide).to(grad_s.dtype), grad_s + grad_s.mT
-            if ctx.synchronized:
+            n = centred.shape[0]
+            if ctx.total is not None:
                 merged = all_reduce(torch.cat([sums, h.flatten()]))
-                sums, h = merged[: len(sums)], merged[len(sums) :].view_as(h)
-            n = ctx.total if ctx.synchronized else centred.shape[0]
+                sums, h, n = merged[: len(sums)], merged[len(sums) :].view_as(h), ctx.total
             if centred.dtype == torch.float16:
                 # H is of the gradient's size divided by the variance, soon below what float16 holds.
                 grad, centred = grad.to(wide), centred.to(wide)

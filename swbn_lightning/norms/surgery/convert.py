@@ -13,7 +13,7 @@ from swbn_lightning.norms.base import WhiteningNorm
 from swbn_lightning.norms.factory import NormFactory
 from swbn_lightning.norms.frozen import freeze, is_frozen, thaw
 from swbn_lightning.norms.surgery.freeze import check_freezable, learns_from_batches
-from swbn_lightning.norms.surgery.patterns import as_patterns, check_patterns, fits
+from swbn_lightning.norms.surgery.patterns import chosen
 from swbn_lightning.norms.surgery.replace import move_hooks, replace_modules
 from swbn_lightning.norms.surgery.wrappers import AppendedNorm, NormAct
 
@@ -74,11 +74,7 @@ def convert_norms(
             f"{type(model).__name__} has no BatchNorm layer to convert (one that is converted already needs "
             "revert_norms first)."
         )
-    include, exclude = as_patterns(include), as_patterns(exclude)
-    check_patterns("BatchNorm layer", [name for own in names.values() for name in own], [*include, *exclude])
-    wanted = {m: own[0] for m, own in names.items() if fits(own, include) and not fits(own, exclude)}
-    if not wanted:
-        raise InputError(f"include={list(include)}, exclude={list(exclude)} leave no BatchNorm layer to convert.")
+    wanted = chosen("BatchNorm layer", names, include, exclude)
     # All are made before anything in the model is changed.
     return replace_modules(model, {m: _converted(m, name, factory) for m, name in wanted.items()})
 

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,11 +108,12 @@ class _Observer:
                 choices[name] = (True, False)
             elif parameter.default is not parameter.empty:
                 choices[name] = (_GIVEN, parameter.default)
-        for number, values in enumerate(itertools.product(*choices.values())):
+        if math.prod(map(len, choices.values())) > _MOST_VARIANTS:
+            yield None
+            return
+        for values in itertools.product(*choices.values()):
             tracer = _Tracer(self.leaves)
             try:
-                if number >= _MOST_VARIANTS:
-                    raise NotImplementedError
                 given = dict(zip(choices, values, strict=True))
                 graph = tracer.trace(module, {k: v for k, v in given.items() if v is not _GIVEN} or None)
             except Exception:  # a forward may do anything with what stands for its input

@@ -12,8 +12,8 @@ def norm_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[st
     """Return parameter groups for an optimiser: weights with decay, normalisation layers and biases without.
 
     The second group has gamma and beta of every normalisation layer (this package's, PyTorch's and registered ones) and
-    every other ``bias``. W is not a parameter and never decays. Each parameter appears once, in the model's order.
-    Parameters that need no gradient are left out. Example::
+    every other bias (a parameter whose name begins or ends with ``bias``). W is not a parameter and never decays. Each
+    parameter appears once, in the model's order. Parameters that need no gradient are left out. Example::
 
         optimizer = torch.optim.SGD(norm_parameter_groups(model, 5e-4), lr=0.1, momentum=0.9)
 
@@ -30,7 +30,7 @@ def norm_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[st
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if name == "bias" or isinstance(module, norm_layer_types())
+        if name.startswith("bias") or name.endswith("bias") or isinstance(module, norm_layer_types())
     }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
