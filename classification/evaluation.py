@@ -74,7 +74,7 @@ class ImageResult:
 
         It is computed from the numbers, the labels, the class names and what else chose the images
         (:meth:`~classification.datamodules.base.ClassificationDataModule.chosen_by`). Pixels are not part of it, so
-        runs with other image sizes, or on copies of other quality, can be compared.
+        runs with other image sizes can be compared.
         """
         digest = hashlib.sha256("\n".join([chosen_by, *class_names]).encode())
         digest.update(torch.stack([self.numbers, self.labels]).numpy().tobytes())

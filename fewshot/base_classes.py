@@ -13,7 +13,6 @@ from classification.datamodules.base import (
     check_batch_size,
     check_share,
     each_once_loader,
-    held_out_parts,
     prepared,
     shuffled_loader,
 )
@@ -22,6 +21,7 @@ from fewshot.episodes import TRAIN
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.augment import CropFlip
 from swbn_lightning.data.image_data import ImageBatch
+from swbn_lightning.data.images import hold_out
 from swbn_lightning.data.order import training_seed
 from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
@@ -117,7 +117,7 @@ class BaseClassesDataModule(EpisodicDataModule):
         whole = replace(whole, images=whole.images.contiguous(memory_format=torch.channels_last))
         if not self.held_out_share:
             return {"train": whole}
-        kept, held = held_out_parts(whole.labels, "held_out_share", self.held_out_share, self.split_seed)
+        kept, held = hold_out(whole.labels, "held_out_share", self.held_out_share, self.split_seed)
         rank_zero_info(f"{whole.name}: {len(kept)} images train, {len(held)} are held out")
         name = whole.name.removesuffix("/train")
         return {"train": whole.subset(kept, whole.name), HELD_OUT: whole.subset(held, f"{name}/{HELD_OUT}")}

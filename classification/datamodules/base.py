@@ -166,7 +166,7 @@ class ClassificationDataModule(ImageDataModule):
         return self.image_set(split).class_names
 
     def chosen_by(self, split: str) -> str:
-        """Return what chooses a split's images besides the data set, such as a seed; empty if nothing does.
+        """Return what chooses a split's images, such as a seed or the names of their files; empty if nothing does.
 
         It is part of :meth:`ImageResult.identity <classification.ImageResult.identity>`, by which tests are paired.
         """
@@ -285,7 +285,7 @@ class HeldOutDataModule(ClassificationDataModule):
         """Image numbers of the training set's parts: ``"train"`` and, if images are held out, ``"val"``."""
         if not self.val_share:
             return {"train": torch.arange(len(labels))}
-        kept, held = held_out_parts(labels, "val_share", self.val_share, self.split_seed)
+        kept, held = hold_out(labels, "val_share", self.val_share, self.split_seed)
         return {"train": kept, "val": held}
 
 
@@ -333,17 +333,6 @@ def check_share(name: str, share: float) -> None:
     """Raise :class:`InputError` for a share outside [0, 1)."""
     if not 0 <= share < 1:
         raise InputError(f"{name} must be in [0, 1), got {share}.")
-
-
-def held_out_parts(labels: Tensor, name: str, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """As :func:`~swbn_lightning.data.images.hold_out`; raises if the share holds out no image."""
-    kept, held = hold_out(labels, share, seed)
-    if not len(held):
-        classes = len(labels.unique())
-        raise InputError(
-            f"{name}={share} of {len(labels)} images in {classes} classes holds out none; take a larger share."
-        )
-    return kept, held
 
 
 def _length(dataset: Dataset[Any]) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from classification.datamodules.base import ClassificationDataModule, check_share, held_out_parts
+from classification.datamodules.base import ClassificationDataModule, check_share
 from swbn_lightning.data import ImageSet
 from swbn_lightning.data.files import checked_root
 from swbn_lightning.data.folders import (
@@ -14,6 +14,7 @@ from swbn_lightning.data.folders import (
     require_classes,
     split_folders,
 )
+from swbn_lightning.data.images import hold_out
 from swbn_lightning.data.listing import ImageListing, load_listing, require_distinct_files
 from swbn_lightning.errors import InputError, require_not_negative, require_positive
 
@@ -89,7 +90,10 @@ class ImageFolderDataModule(ClassificationDataModule):
 
     def chosen_by(self, split: str) -> str:
         folders = self._folders()
-        return "" if split in folders else f"{self._shares(folders)} split_seed={self.split_seed}"
+        if split in folders:
+            return self._listed(folders)[split].content_id
+        content = self._listed(folders)["train"].content_id
+        return f"{self._shares(folders)} split_seed={self.split_seed} {content}"
 
     def load(self, split: str) -> ImageSet:
         folders = self._folders()
@@ -105,18 +109,21 @@ class ImageFolderDataModule(ClassificationDataModule):
         return self._parts.pop(split)
 
     def _read(self, folders: dict[str, Path], split: str) -> ImageSet:
+        return load_listing(self._listed(folders)[split], f"images/{split}", self.image_size, self.channels)
+
+    def _listed(self, folders: dict[str, Path]) -> dict[str, ImageListing]:
         if not self._listings:  # all, so that training tells of images that are the test's, too
             places = folders if "train" in folders else {"train": folders["all"]}
             listings = {own: list_class_folders(folder, f"images/{own}") for own, folder in places.items()}
             require_distinct_files("images", {own: listing.files for own, listing in listings.items()})
             self._listings = listings
-        return load_listing(self._listings[split], f"images/{split}", self.image_size, self.channels)
+        return self._listings
 
     def _divide(self, whole: ImageSet, shares: dict[str, float]) -> dict[str, ImageSet]:
         parts = {}
         for split, share in shares.items():
             if share:
-                kept, held = held_out_parts(whole.labels, f"{split}_share", share, self.split_seed)
+                kept, held = hold_out(whole.labels, f"{split}_share", share, self.split_seed)
                 parts[split] = whole.subset(held, f"images/{split}")
                 whole = whole.subset(kept, whole.name)
         return {**parts, "train": whole}

@@ -5,8 +5,8 @@ from typing import Any
 
 from classification.datamodules.base import ClassificationDataModule
 from swbn_lightning.data import ImageSet
-from swbn_lightning.data.glyphs import GLYPH_MEAN, GLYPH_STD, glyph_class_names, glyphs
-from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.data.glyphs import GLYPH_MEAN, GLYPH_STD, glyphs
+from swbn_lightning.errors import require_not_negative, require_positive
 
 
 class GlyphDataModule(ClassificationDataModule):
@@ -23,16 +23,15 @@ class GlyphDataModule(ClassificationDataModule):
         kwargs: batch sizes, augmentation and workers, as in :class:`ClassificationDataModule`.
 
     Raises:
-        InputError: as :class:`ClassificationDataModule`; a number below 1; more classes than there are letters.
+        InputError: as :class:`ClassificationDataModule`; a number below 1; a negative seed; in :meth:`setup`, more
+            classes than there are letters.
     """
 
     def __init__(
         self, num_classes: int = 100, image_size: int = 28, images_per_class: int = 96, seed: int = 0, **kwargs: Any
     ) -> None:
-        require_positive("glyphs", num_classes=num_classes, images_per_class=images_per_class, image_size=image_size)
-        available = len(glyph_class_names("train"))
-        if num_classes > available:
-            raise InputError(f"glyphs have {available} classes, got num_classes={num_classes}.")
+        require_positive("glyphs", images_per_class=images_per_class)  # the others where they are drawn
+        require_not_negative("glyphs", seed=seed)
         super().__init__(mean=(GLYPH_MEAN,), std=(GLYPH_STD,), seed=None, **kwargs)
         self._num_classes = num_classes
         self.image_size, self.images_per_class, self.seed = image_size, images_per_class, seed

@@ -1,6 +1,9 @@
 """ImageNet, and other class folders too large for memory: images are read when needed."""
 
+import hashlib
+import os
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,11 @@ class ImageFiles:
     def __iter__(self) -> Iterator[str]:
         for label, name in zip(self.labels.tolist(), self.names, strict=True):
             yield f"{self.root}/{self.class_names[label]}/{name}"
+
+    @cached_property
+    def content_id(self) -> str:
+        """Equal for the same file names in the same order, wherever they are."""
+        return hashlib.sha256(os.fsencode("/".join(self.names))).hexdigest()[:16]
 
     def open(self, number: int) -> Image.Image:
         """Open image ``number`` as RGB."""
@@ -154,7 +162,12 @@ class ImageNetDataModule(HeldOutDataModule):
     def class_names(self, split: str) -> tuple[str, ...]:
         return self._listed("train").class_names
 
+    def chosen_by(self, split: str) -> str:
+        return f"{super().chosen_by(split)} {self._listed('val' if split == 'test' else 'train').content_id}"
+
     def facts(self) -> dict[str, Any]:
+        if not self._files:  # predict needs none
+            return super().facts()
         files, numbers = self._split("train")
         train = {"name": "imagenet/train", "images": len(numbers), "classes": list(files.class_names)}
         return {**super().facts(), "splits": {"train": train}}

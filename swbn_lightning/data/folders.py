@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from swbn_lightning.data.images import ImageSet
-from swbn_lightning.data.listing import ImageListing, load_listing
+from swbn_lightning.data.listing import ImageListing
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 
@@ -91,11 +90,6 @@ def require_classes(name: str, where: Path, found: Iterable[str], wanted: Iterab
             f"missing {', '.join(missing[:5]) or 'none'}{' ...' if len(missing) > 5 else ''} ({len(missing)}), "
             f"foreign {', '.join(foreign[:5]) or 'none'}{' ...' if len(foreign) > 5 else ''} ({len(foreign)})."
         )
-
-
-def load_class_folders(root: Path, name: str, image_size: int, channels: int = 3) -> ImageSet:
-    """Every image of every class folder below ``root``; labels follow the sorted class names."""
-    return load_listing(list_class_folders(root, name), name, image_size, channels)
 
 
 def split_folders(name: str, root: Path, beside: Collection[str] | None = ()) -> dict[str, Path]:

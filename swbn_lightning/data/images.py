@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from swbn_lightning.errors import InputError
+
 
 @dataclass(frozen=True)
 class ImageSet:
@@ -75,11 +77,14 @@ def take(images: Tensor, numbers: Tensor) -> Tensor:
     return images.index_select(0, numbers)
 
 
-def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+def hold_out(labels: Tensor, name: str, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Numbers of the images to keep and of those to hold out, int64, each in rising order.
 
     The seed draws ``share`` (in [0, 1)) of the images of each class in ``labels [N]``, rounded. Both parts therefore
     have the same mixture of classes. A class never loses all its images.
+
+    Raises:
+        InputError: the share, which is the option ``name``, holds out no image.
     """
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
@@ -88,4 +93,9 @@ def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[by_class]]
     quota = torch.minimum((counts.double() * share).round().long(), (counts - 1).clamp(min=0))
     held = rank < quota[labels[by_class]]
+    if not held.any():
+        classes = len(labels.unique())
+        raise InputError(
+            f"{name}={share} of {len(labels)} images in {classes} classes holds out none; take a larger share."
+        )
     return by_class[~held].sort().values, by_class[held].sort().values

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ class ImageListing:
         counts = torch.tensor([len(files) for files in self.classes.values()])
         return torch.arange(len(self.classes)).repeat_interleave(counts)
 
-    @property
+    @cached_property
     def content_id(self) -> str:
         """Equal for the same files, wherever they are: made of the names and sizes of the files, class by class."""
         digest = hashlib.sha256()

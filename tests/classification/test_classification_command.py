@@ -1,11 +1,8 @@
-"""Classification through the command: training on everything, data that cannot work, several processes."""
+"""Classification through the command: training on everything, data that cannot work."""
 
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +14,6 @@ from cli import main
 from swbn_lightning.runs.checkpoints import find_checkpoint
 from swbn_lightning.runs.curves import Group, has_curves
 from swbn_lightning.runs.measured import read_metrics
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -120,66 +115,6 @@ def test_data_that_cannot_work_are_met_before_training(module, more, words, caps
     assert stopped.value.code == 2
     printed = capsys.readouterr()
     assert words in printed.err.replace("\n", " ") and "Traceback" not in printed.err and "Epoch 0" not in printed.out
-
-
-PROGRAM = """
-import json, sys
-import pytorch_lightning as pl
-import torch
-from classification import ImageClassifier, MNISTDataModule
-
-class Recorder(pl.Callback):
-    trained = []
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        # Each image is filled with its number.
-        pixels = (batch.images[:, 0, 0, 0] * data.std[0] + data.mean[0]) * 255
-        self.trained.append([trainer.current_epoch, *pixels.round().long().tolist()])
-
-torch.set_num_threads(1)
-pl.seed_everything(0)
-data = MNISTDataModule(root=sys.argv[1], batch_size=16, eval_batch_size=5)
-model = ImageClassifier(num_classes=10, backbone="resnet20", backbone_args={"in_channels": 1})
-trainer = pl.Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False, callbacks=[Recorder()], limit_train_batches=2,
-)
-trainer.fit(model, datamodule=data)
-trainer.test(model, datamodule=data, verbose=False)
-kept = vars(model.image_results["test"]).items()
-images = {name: column.tolist() for name, column in kept if isinstance(column, torch.Tensor)}
-content = {"trained": Recorder.trained, "results": model.results, "images": images}
-open(f"{sys.argv[2]}.{trainer.global_rank}", "w").write(json.dumps(content))
-torch.save(model.state_dict(), f"{sys.argv[2]}.{trainer.global_rank}.pt")
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_on_other_images_and_measure_what_one_does(tiny_mnist, tmp_path):
-    Path("program.py").write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "program.py", str(tiny_mnist), str(tmp_path / "out")]
-    # 20 and 41 images for two processes, five a batch: 20 would hang if one process had a batch more than the other.
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads(Path(f"out.{rank}").read_text()) for rank in (0, 1))
-    for epoch in (0, 1):
-        parts = [[n for batch in p["trained"] if batch[0] == epoch for n in batch[1:]] for p in (first, second)]
-        assert [len(part) for part in parts] == [32, 32] and len({*parts[0], *parts[1]}) == 64
-    assert first["results"] == second["results"] and first["images"] == second["images"]
-    assert first["images"]["numbers"] == list(range(41))
-    assert first["images"]["labels"] == [number * 7 % 10 for number in range(41)]
-    assert first["results"]["val"]["images"] == 20 and first["results"]["test"]["images"] == 41
-
-    from classification import ImageClassifier, MNISTDataModule
-
-    model = ImageClassifier(num_classes=10, backbone="resnet20", backbone_args={"in_channels": 1})
-    model.load_state_dict(torch.load("out.0.pt", weights_only=True))
-    test = MNISTDataModule(root=str(tiny_mnist))
-    with torch.no_grad():
-        predicted = model.eval()(test.normalize(test.image_set("test").images)).argmax(1)
-    assert first["images"]["predicted"] == predicted.tolist()
-    right = predicted == test.image_set("test").labels
-    assert first["results"]["test"]["accuracy"] == pytest.approx(right.float().mean().item(), abs=1e-6)
 
 
 def test_a_test_leaves_what_compares_it_and_its_training_names_images(tiny_mnist, capsys):

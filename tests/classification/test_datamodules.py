@@ -166,9 +166,6 @@ def test_processes_take_other_images_in_training_and_every_image_once_in_evaluat
         ({"seed": -1}, "must not be negative"),
         ({"split_seed": -1}, "split_seed must not be negative, got split_seed=-1"),
         ({"val_share": 1.0}, r"val_share must be in \[0, 1\), got 1.0"),
-        ({"crop_padding": -1}, "crop padding must be at least 0"),
-        ({"crop_padding_mode": "mirror"}, "unknown crop padding mode 'mirror'"),
-        ({"erasing": 2.0}, r"probability of erasing must be in \[0, 1\], got 2.0"),
     ],
 )
 def test_options_that_cannot_work(options, words):

@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from classification import GlyphDataModule, ImageClassifier, ImageFolderDataModule, ImageNetDataModule, MNISTDataModule
 from classification.datamodules.base import ClassificationDataModule, LabelledBatch, NumberedBatch
 from classification.evaluation import image_result, rows_of
+from cli import main
 from tests.classification.test_class_folders import write_images
 
 QUIET = {
@@ -84,7 +85,7 @@ def test_files_hold_what_the_network_says_of_each_image(kind, tiny_mnist, imagen
     assert tuple(line["name"] for line in files["classes.csv"]) == names
     assert sum(int(line["count"]) for line in files["confusion.csv"]) == row["images"] == len(found.numbers)
     assert row["macro_f1"] == found.confusion.macro_f1 and row["images_id"] == result_of(model, data).identity(
-        names, ""
+        names, data.chosen_by("test")
     )
 
 
@@ -127,7 +128,8 @@ def test_an_image_counts_once_however_the_sampler_pads():
 
 
 def test_the_identity_is_that_of_the_images(tmp_path):
-    write_images(tmp_path, ("a", "b"), 10, size=(9, 9))
+    for folder in ("small", "large/train", "large/val"):
+        write_images(tmp_path / folder, ("a", "b"), 10, size=(9, 9))
 
     def identity(data, names=None):
         labels = data.image_set("test").labels
@@ -135,12 +137,22 @@ def test_the_identity_is_that_of_the_images(tmp_path):
         rows = [rows_of(torch.arange(len(labels)), labels, torch.stack([ones, 0 * ones], dim=1))]
         return image_result(rows, 2, 1).identity(names or data.class_names("test"), data.chosen_by("test"))
 
-    folders = {"root": str(tmp_path), "image_size": 8}
+    folders = {"root": str(tmp_path / "small"), "image_size": 8}
     first = identity(ImageFolderDataModule(**folders))
     assert first == identity(ImageFolderDataModule(**{**folders, "image_size": 6}, batch_size=4, seed=3))
     # Other images, of the same labels in the same order.
     assert first != identity(ImageFolderDataModule(**folders, split_seed=1))
     assert first != identity(ImageFolderDataModule(**folders), names=("a", "c"))
+
+    def large(split):
+        return ImageNetDataModule(root=str(tmp_path / "large"), image_size=8, eval_resize=8).chosen_by(split)
+
+    # Other files, of as many images of the same classes.
+    before = large("val"), large("test")
+    for folder in ("small", "large/train"):
+        (tmp_path / folder / "a" / "1.png").rename(tmp_path / folder / "a" / "10.png")
+    assert first != identity(ImageFolderDataModule(**folders))
+    assert large("val") != before[0] and large("test") == before[1] != before[0]
     letters = [GlyphDataModule(num_classes=2, images_per_class=8, seed=seed) for seed in (0, 0, 1)]
     same, again, other = map(identity, letters)
     assert same == again != other
@@ -190,3 +202,14 @@ def test_imagenet_reads_an_image_to_name_as_those_of_its_test(imagenet, tmp_path
     data.setup("predict")
     (batch,) = data.predict_dataloader()
     assert torch.equal(batch.images[0], expected) and data.query_files == (path,)
+    model, trainer = classifier(3, 3), pl.Trainer(**QUIET, max_steps=0)
+    options = {"image_size": 16, "eval_resize": 20, "num_workers": 0, "val_share": 0, "batch_size": 4}
+    trainer.fit(model, datamodule=ImageNetDataModule(root=imagenet.root, **options))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    main([
+        "predict", "--model=ImageClassifier", "--model.num_classes=3", "--model.backbone=resnet20",
+        "--data=ImageNetDataModule", "--data.image_size=16", "--data.eval_resize=20", "--data.num_workers=0",
+        f"--data.query={path}", f"--ckpt_path={tmp_path / 'a.ckpt'}", "--trainer.accelerator=cpu",
+        f"--run.root={tmp_path}", "--run.name=run",
+    ])  # fmt: skip
+    assert (tmp_path / "run/version_0/predictions.csv").read_text().count("\n") == 2

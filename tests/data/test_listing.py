@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from swbn_lightning.data.folders import list_class_folders, load_class_folders
-from swbn_lightning.data.listing import ImageListing, check_apart
+from swbn_lightning.data.folders import list_class_folders
+from swbn_lightning.data.listing import ImageListing, check_apart, load_listing
 from swbn_lightning.data.lists import Contained, list_images, read_class_list
 
 
@@ -124,7 +124,7 @@ def test_what_is_passed_over_is_counted_and_said_once(pictures):
     draw(root / "__MACOSX" / "cat" / "._1.png")
     (root / "cat" / "folder.png").mkdir()
     with pytest.warns(UserWarning) as said:
-        image_set = load_class_folders(root, "animals", 4, channels=1)
+        image_set = load_listing(list_class_folders(root, "animals"), "animals", 4, channels=1)
     assert len(image_set) == 3 and image_set.class_names == ("cat", "dog")
     assert image_set.images[:, 0, 0, 0].tolist() == [0, 1, 2]
     (warning,) = said

@@ -40,13 +40,14 @@ def test_held_out_is_the_same_share_of_every_class():
     labels = torch.cat([torch.full((n,), c) for c, n in enumerate((40, 7, 1, 0, 100))])
     labels = labels[torch.randperm(len(labels), generator=generator)]
     for share in (0.1, 0.33, 0.9, 0.999):
-        kept, held = hold_out(labels, share, seed=3)
+        kept, held = hold_out(labels, "val_share", share, seed=3)
         assert sorted(kept.tolist() + held.tolist()) == list(range(len(labels)))
         assert kept.tolist() == sorted(kept.tolist()) and held.tolist() == sorted(held.tolist())
         for number, count in enumerate((40, 7, 1, 0, 100)):
             expected = min(round(share * count), max(count - 1, 0))
             assert (labels[held] == number).sum() == expected
-    assert not len(hold_out(labels, 0.0, seed=3)[1])
+    with pytest.raises(ValueError, match="val_share=0.001 of 148 images in 4 classes holds out none; take a larger"):
+        hold_out(labels, "val_share", 0.001, seed=3)
 
 
 @pytest.mark.parametrize(("layout", "channels"), [(torch.contiguous_format, 1), (torch.channels_last, 3)])
