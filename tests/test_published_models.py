@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save
 
 from cli import main
 from fewshot import PrototypicalNetwork
+from swbn_lightning.files.writing import replacing
 from swbn_lightning.runs.card import card_of
 from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
 from swbn_lightning.runs.export import export
@@ -250,10 +251,12 @@ def test_weights_in_any_layout_and_sharing_memory_are_whole(tmp_path):
 
 
 def test_a_full_disk_costs_the_card_only(trained, tmp_path, monkeypatch):
-    def full(path, content):
-        raise OSError(28, "No space left on device")
+    def full(path):
+        if path.name == "card.md":
+            raise OSError(28, "No space left on device")
+        return replacing(path)
 
-    monkeypatch.setattr("swbn_lightning.training.callbacks.model_card.write_whole", full)
+    monkeypatch.setattr("swbn_lightning.files.writing.replacing", full)
     with pytest.warns(UserWarning, match="the model's card could not be written: .*No space left"):
         main(["fit", *trained[1], f"--run.root={tmp_path}"])
     assert find_checkpoint(tmp_path / "quickstart").is_file()

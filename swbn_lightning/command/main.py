@@ -25,7 +25,6 @@ from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten, parse_yaml
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
-from swbn_lightning.training.callbacks.evaluation_files import EvaluationFiles
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 from swbn_lightning.training.callbacks.model_card import ModelCard
 from swbn_lightning.training.callbacks.prediction_table import PredictionTable
@@ -125,7 +124,7 @@ class SwbnCLI(LightningCLI):
         if logs:
             callbacks.append(LearningRateMonitor())
         callbacks += [RunFile(self._command_line, self._flat_settings), made.finite, RandomStreams(), StopTogether()]
-        callbacks += [ResultTable(), ModelCard(), EvaluationFiles(), PredictionTable()]
+        callbacks += [ResultTable(), ModelCard(), PredictionTable()]
         if logs and made.run.report:
             from swbn_lightning.training.callbacks.report_page import ReportPage  # matplotlib, as below
 

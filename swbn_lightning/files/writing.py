@@ -15,9 +15,16 @@ from swbn_lightning.files.reading import printable
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all: a kill at any moment leaves the old one or the new one."""
-    with replacing(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+    """Write a file whole or not at all: a kill at any moment leaves the old one or the new one.
+
+    Raises:
+        InputError: it cannot be written, as on a full disk.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}.") from error
     return path
 
 
@@ -61,16 +68,12 @@ def output_file(path: str | Path, what: str, usual: str) -> Path:
 
 
 def write_output(file: Path, content: str | bytes) -> Path:
-    """Write what the user asked for, whole or not at all, and the folders above it.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """As :func:`write_whole`; makes the folders above it, too."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        return write_whole(file, content)
     except OSError as error:
         raise InputError(f"{file} cannot be written: {error.strerror or error}.") from error
+    return write_whole(file, content)
 
 
 def markdown_text(text: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.writing import write_whole
+from swbn_lightning.files.writing import write_output
 
 RUN_FILE = "run.json"  # which run it is: docs/report.md
 RESULTS_FILE = "results.json"
@@ -47,8 +47,8 @@ def run_versions(base: str | Path) -> list[Path]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write ``run.json`` or ``results.json`` whole or not at all."""
-    return write_whole(path, json.dumps(content, indent=2) + "\n")
+    """Write ``run.json`` or ``results.json`` whole or not at all, and make the run's folder."""
+    return write_output(path, json.dumps(content, indent=2) + "\n")
 
 
 def _number(folder: Path) -> int:

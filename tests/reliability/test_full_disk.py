@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cli import main
+from swbn_lightning.files.writing import replacing
 from swbn_lightning.runs.checkpoints import best_checkpoint, find_checkpoint
 
 
@@ -57,16 +58,20 @@ def test_no_checkpoint_at_all(trained, tmp_path, fails_at, capsys):
         find_checkpoint(folder)
 
 
-def test_results_that_do_not_fit_are_shown_at_least(trained, tmp_path, monkeypatch, capsys):
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize("name", ["results.json", "episodes.csv"])
+def test_results_that_do_not_fit_are_shown_at_least(name, trained, tmp_path, monkeypatch, capsys):
+    def full(path):
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replacing(path)
 
-    monkeypatch.setattr("swbn_lightning.training.callbacks.result_table.write_json", full)
+    monkeypatch.setattr("swbn_lightning.files.writing.replacing", full)
     with pytest.raises(SystemExit) as stopped:
         main(["test", *trained[1], f"--run.root={tmp_path}", "--ckpt_path", str(trained[0])])
     said = capsys.readouterr()
     assert stopped.value.code == 2 and "accuracy ± 95%" in said.out
-    assert "the results could not be written to" in said.err and "No space left on device" in said.err
+    assert f"{name} cannot be written: No space left on device" in said.err and "Traceback" not in said.err
+    assert (tmp_path / "quickstart/version_0/results.json").exists() is (name != "results.json")
 
 
 def test_the_best_of_a_killed_run_is_known_by_its_own_score(trained, tmp_path):

@@ -57,5 +57,5 @@ class ModelCard(AtTheEnd):
         try:
             if best := read_json(folder / RESULTS_FILE).get("best_checkpoint"):
                 write_whole((folder / best).with_name(CARD_FILE), card_of(folder / best))
-        except (OSError, InputError) as error:  # a full disk: what was trained shall not be lost for a text
+        except InputError as error:  # a full disk: what was trained shall not be lost for a text
             rank_zero_warn(f"the model's card could not be written: {error}")

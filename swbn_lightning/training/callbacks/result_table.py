@@ -1,7 +1,8 @@
 """Results at the end of a run: a table on the terminal and ``results.json`` in the run's folder."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 from swbn_lightning.files.screen import table_console
+from swbn_lightning.files.writing import write_output
 from swbn_lightning.runs.checkpoints import best_checkpoint, read_checkpoint
 from swbn_lightning.runs.folders import RESULTS_FILE, write_json
 from swbn_lightning.runs.record import now
@@ -27,6 +29,7 @@ from swbn_lightning.whiteness.records import measurements
 
 Row = dict[str, Any]  # of the table
 History = list[dict[str, float]]  # of whiteness
+Files = Callable[[], Mapping[str, str]]  # what an evaluation leaves: texts by their names
 _FIELDS = (
     "data", "trained_on", "classes", "images", "episodes", "ways", "shots", "queries", "head", "inference", "tasks",
 )  # fmt: skip
@@ -42,6 +45,19 @@ class ResultTable(pl.Callback):
     After ``fit`` the file also has ``completed`` (false if interrupted), ``fit_seconds`` (in total) and
     ``epoch_seconds`` (training steps and data of every whole epoch, without validation). A ``fit`` without a single
     step gives a warning, because Lightning ends as if it had trained.
+
+    ``validate`` and ``test`` write further files beside it:
+
+    - ``images.csv`` (classification): one row per image, ``image,class,predicted,probability``: its number in the
+      split, the numbers of its class and of the predicted one, and the probability of the latter.
+    - ``episodes.csv`` (few-shot): one row per episode, ``episode,accuracy``.
+    - ``classes.csv``: one row per class, ``class,name,accuracy``: the share of its images (few-shot: queries) that were
+      classified correctly, empty for a class that did not occur.
+    - ``confusion.csv``: one row per pair of classes that occurred, ``class,predicted,count,of``: so many images of the
+      class were given the predicted one, out of so many (few-shot: queries in episodes that had both classes).
+
+    ``swbn compare`` pairs the first two with those of another run. A module of your own gives its files by
+    :meth:`~swbn_lightning.training.module.TrainingModule.evaluation_files`.
     """
 
     def __init__(self) -> None:
@@ -96,11 +112,13 @@ class ResultTable(pl.Callback):
                 )
             self._finish_fit(trainer)
         elif stage in ("validate", "test") and self._evaluated is not None and trainer.is_global_zero:
+            assert isinstance(pl_module, TrainingModule)  # else nothing was evaluated
             checkpoint = tested_file(trainer, pl_module)
             saved = saved_content(checkpoint)
             history = _whiteness_in(saved)
             row = {**_with_whiteness(self._evaluated, history), **_trained_elsewhere(trainer, saved)}
-            self._finish("checkpoint", checkpoint, [row], history, stage)
+            files = partial(pl_module.evaluation_files, "test" if stage == "test" else "val")
+            self._finish("checkpoint", checkpoint, [row], history, files)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if trainer.state.fn != "fit":  # Ctrl-C among others: Lightning calls no teardown then
@@ -117,9 +135,9 @@ class ResultTable(pl.Callback):
         history = monitors[0].history if monitors else []
         checkpoint = _kept_checkpoint(trainer)
         if self._history:
-            self._finish("best checkpoint", checkpoint, self._validated(checkpoint, history), history, "fit")
+            self._finish("best checkpoint", checkpoint, self._validated(checkpoint, history), history)
         elif trained := _training_row(trainer):
-            self._finish("last checkpoint", checkpoint, [_with_whiteness(trained, history)], history, "fit")
+            self._finish("last checkpoint", checkpoint, [_with_whiteness(trained, history)], history)
 
     def _validated(self, checkpoint: str | None, history: History) -> list[Row]:
         last = self._history[-1]
@@ -132,11 +150,13 @@ class ResultTable(pl.Callback):
             rows.append(_with_whiteness({**last, "split": _of_epoch("val (last", last)}, history))
         return rows
 
-    def _finish(self, label: str, checkpoint: str | None, rows: list[Row], whiteness: History, command: str) -> None:
-        lost: OSError | None = None
-        try:  # the file first: a screen can fail in many ways
-            self._write(checkpoint, rows, whiteness, command)
-        except OSError as error:  # a full disk: what was found is at least seen
+    def _finish(
+        self, label: str, checkpoint: str | None, rows: list[Row], whiteness: History, files: Files | None = None
+    ) -> None:
+        lost: InputError | None = None
+        try:  # the files first: a screen can fail in many ways
+            self._write(checkpoint, rows, whiteness, files)
+        except InputError as error:  # a full disk: what was found is at least seen
             lost = error
         console = table_console()
         console.print(result_table(rows, self._logged))
@@ -144,12 +164,11 @@ class ResultTable(pl.Callback):
             if path:
                 console.print(f"{name}: {printable(path)}", soft_wrap=True, highlight=False, markup=False)
         if lost is not None:
-            raise InputError(f"the results could not be written to {self._folder}: {lost.strerror or lost}.") from lost
+            raise lost
 
-    def _write(self, checkpoint: str | None, rows: list[Row], whiteness: History, command: str) -> None:
+    def _write(self, checkpoint: str | None, rows: list[Row], whiteness: History, files: Files | None) -> None:
         if self._folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
         # A checkpoint of this run by its path inside the folder, so that the folder can be moved.
         folder, file = self._folder.resolve(), Path(checkpoint or "/").resolve()
         own = str(file.relative_to(folder)) if folder in file.parents else None
@@ -160,11 +179,13 @@ class ResultTable(pl.Callback):
             "best_checkpoint": own,
             "tested_checkpoint": None if own else checkpoint,
         }
-        if command == "fit":
+        if files is None:  # of fit
             results["completed"] = self._completed
             results["fit_seconds"] = time.perf_counter() - self._begun
             results["epoch_seconds"] = self._clock.epochs
         write_json(self._folder / RESULTS_FILE, results)
+        for name, text in (files() if files else {}).items():
+            write_output(self._folder / name, text)
 
 
 class _EpochClock:

@@ -81,11 +81,7 @@ class RunFile(pl.Callback):
         if trainer.state.fn == "validate":
             self._write(trainer)
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(trainer)
-
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(trainer)
+    on_test_start = on_predict_start = on_train_start
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -99,7 +95,6 @@ class RunFile(pl.Callback):
         kind = trainer.state.fn.value if trainer.state.fn else None
         file = trainer.ckpt_path if kind == "fit" else tested_file(trainer, trainer.lightning_module)
         source = record_of(file) if file else None
-        self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._folder / RUN_FILE, {
             "id": self._record.id,
             "kind": kind,
