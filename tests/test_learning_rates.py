@@ -1,6 +1,7 @@
 """The rates that are used and logged, of every schedule, with a warm-up or without, against rates worked by hand."""
 
 import math
+from functools import partial
 
 import pytest
 import pytorch_lightning as pl
@@ -63,7 +64,7 @@ class Rates(DummyLogger):
         self.said += [value for name, value in metrics.items() if name == "lr-SGD"]
 
 
-def train(schedule, interval, warmup_steps, folder, *callbacks, resume_at=None, accumulate=1):
+def train(schedule, interval, warmup_steps, folder, *callbacks, resume_at=None, accumulate=1, validate_every=1):
     images = DataLoader(torch.zeros(EPOCH * accumulate, 1), shuffle=False)
     logger, monitor = Rates(), LearningRateMonitor("step")
 
@@ -82,7 +83,7 @@ def train(schedule, interval, warmup_steps, folder, *callbacks, resume_at=None, 
         trainer = pl.Trainer(
             max_epochs=epochs, logger=logger, callbacks=[monitor, *callbacks], log_every_n_steps=1, accelerator="cpu",
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            accumulate_grad_batches=accumulate,
+            accumulate_grad_batches=accumulate, check_val_every_n_epoch=validate_every,
         )  # fmt: skip
         trainer.fit(model, images, DataLoader(torch.zeros(1, 1)), ckpt_path=checkpoint, weights_only=True)
         return trainer
@@ -126,10 +127,12 @@ def test_steps_of_several_batches_count_once(tmp_path):
 
 
 @pytest.mark.parametrize("warmup_steps", [0, WARM])
-def test_a_plateau(warmup_steps, tmp_path):
-    """The loss never improves on the first: with a patience of 1 the rate falls after the epochs 3 and 5."""
-    found = train(lambda o: S.ReduceLROnPlateau(o, factor=0.5, patience=1), "epoch", warmup_steps, tmp_path)
-    expected = by_hand(lambda t: BASE * 0.5 ** ((t >= 3) + (t >= 5)), "epoch", warmup_steps)
+@pytest.mark.parametrize(("validate_every", "patience", "falls"), [(1, 1, (3, 5)), (2, 0, (4, 6))])
+def test_a_plateau(validate_every, patience, falls, warmup_steps, tmp_path):
+    """The loss never improves on the first: the rate ``falls`` after these epochs, in which it is measured."""
+    made = partial(S.ReduceLROnPlateau, factor=0.5, patience=patience)
+    found = train(made, "epoch", warmup_steps, tmp_path, validate_every=validate_every)
+    expected = by_hand(lambda t: BASE * 0.5 ** sum(t >= epoch for epoch in falls), "epoch", warmup_steps)
     assert found.used == pytest.approx(expected, rel=1e-6)
 
 

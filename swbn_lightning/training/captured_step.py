@@ -134,7 +134,7 @@ class CapturedTraining(pl.LightningModule):
     _captured: CapturedStep | None = None  # while it trains
 
     def training_loss(self, batch: Any) -> tuple[Tensor, ...]:
-        """The loss to minimise, and other tensors that are wanted of one batch."""
+        """Return the loss to minimise, and other tensors that are wanted of one batch."""
         raise NotImplementedError
 
     def step_on(self, batch: Any) -> tuple[Tensor, ...]:

@@ -65,7 +65,7 @@ def averaged_copy(averaging: WeightAveraging) -> nn.Module | None:
 
 
 def leave_out_the_batch_under_way(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Of a save in the midst of a step (from the handler of SLURM's SIGUSR1): its batch is to be had again.
+    """Of a save in the midst of a step (from the handler of SLURM's SIGUSR1): the batch under way is repeated.
 
     2.6.6 keeps the loaders' states as they are when it saves, and the batch under way has left the loader. It has no
     hook between the loader's state and the file; this is for ``on_save_checkpoint`` of a callback.
@@ -77,10 +77,10 @@ def leave_out_the_batch_under_way(trainer: pl.Trainer, checkpoint: dict[str, Any
 
 
 def begin_validation_anew(trainer: pl.Trainer) -> None:
-    """Mark a validation that was broken off as one of which no batch has been: its results so far are not kept.
+    """Have a validation that was broken off start again with its first batch: its results so far are not kept.
 
-    2.6.6 takes a validation for one to be gone on with if one batch is begun in all and none in this run. It would go
-    on in the middle, and figures of a part would stand for the whole.
+    2.6.6 continues a validation if batches have begun in all and none in this run. It would continue in the middle, and
+    figures of a part would stand for the whole.
     """
     progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
     progress.reset()

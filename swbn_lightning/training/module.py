@@ -20,7 +20,13 @@ from swbn_lightning.runs.checkpoints import load_backbone
 from swbn_lightning.training.captured_step import CapturedTraining
 from swbn_lightning.training.not_finite import any_process, first_not_finite, not_finite, state_of
 from swbn_lightning.training.resumed_settings import ResumableModule, optimizer_settings
-from swbn_lightning.training.schedules import ScheduleCallable, WarmUp, schedule_for_trainer, watched_by
+from swbn_lightning.training.schedules import (
+    ScheduleCallable,
+    WarmUp,
+    epochs_between_values,
+    schedule_for_trainer,
+    watched_by,
+)
 from swbn_lightning.training.step_size import set_step_size
 
 INTERVALS = ("epoch", "step")
@@ -30,7 +36,8 @@ AUTO = "auto"
 class TrainingModule(CapturedTraining, ResumableModule):
     """A LightningModule with a backbone that can use any normalisation layer.
 
-    A subclass sets its head and defines :meth:`training_loss` and the evaluation. Arguments are plain data, so a
+    A subclass sets its head and defines :meth:`training_loss`, which returns the loss to minimise and the accuracy (a
+    fraction) of one batch, and the evaluation. Arguments are plain data, so a
     checkpoint contains them and loads without running code.
 
     Args:
@@ -122,7 +129,8 @@ class TrainingModule(CapturedTraining, ResumableModule):
         if channels_last:
             self.backbone = self.backbone.to(memory_format=torch.channels_last)
         if compile:
-            # In place, so that the names of the parameters stay; a map's way does not lead through the whole's forward.
+            # In place, so that the names of the parameters stay; forward_features does not go through forward, so
+            # compile its parts.
             for part in self.backbone.children() if self.embeds_maps else (self.backbone,):
                 part.compile()
         self.channels_last, self.compiled = channels_last, compile
@@ -140,10 +148,6 @@ class TrainingModule(CapturedTraining, ResumableModule):
     def can_be_evaluated_as_made(self) -> bool:
         """Whether it needs no checkpoint of its own: its backbone has trained weights, and its head needs none."""
         return self._backbone_is_trained and self.head_needs_no_training
-
-    def training_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the loss to minimise and the accuracy (a fraction) of one batch."""
-        raise NotImplementedError
 
     def evaluation_files(self, split: str) -> dict[str, str]:
         """Text of the files that the last evaluation of a split leaves beside ``results.json``, by their names."""
@@ -266,7 +270,7 @@ class TrainingModule(CapturedTraining, ResumableModule):
         except (ValueError, TypeError) as error:  # torch checks rates and numbers there
             raise InputError(f"optimizer or lr_scheduler cannot be made: {error}") from error
         self.settings_made(optimizer, made, schedule)
-        return [optimizer], schedule_for_trainer(schedule, optimizer, self._lr_interval, self._warmup_steps)
+        return [optimizer], schedule_for_trainer(schedule, optimizer, self._lr_interval, self._warmup_steps, self)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         if isinstance(scheduler, WarmUp):
@@ -279,7 +283,8 @@ class TrainingModule(CapturedTraining, ResumableModule):
         plateau = warm_up.schedule if isinstance(warm_up, WarmUp) else None
         if isinstance(plateau, ReduceLROnPlateau):
             metric = self.trainer.callback_metrics.get(watched_by(plateau))
-            if metric is not None:  # an epoch without a validation has none
+            due = (self.current_epoch + 1) % epochs_between_values(plateau, self.trainer) == 0
+            if due and metric is not None:  # there may be no validation yet
                 warm_up.look(metric)
 
     def _parameters_to_train(self) -> Any:

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning import cli
 from torch import Tensor
@@ -148,7 +149,9 @@ class WarmUp:
                 group["lr"] = rate
 
 
-def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, warmup_steps: int) -> list[Any]:
+def schedule_for_trainer(
+    schedule: Any, optimizer: Optimizer, interval: str, warmup_steps: int, module: pl.LightningModule
+) -> list[Any]:
     """Return a schedule in the form ``configure_optimizers`` needs: one entry, or none for a constant rate."""
     if warmup_steps:
         return [{"scheduler": WarmUp(optimizer, warmup_steps, schedule, interval), "interval": "step"}]
@@ -156,10 +159,17 @@ def schedule_for_trainer(schedule: Any, optimizer: Optimizer, interval: str, war
         return []
     entry: dict[str, Any] = {"scheduler": schedule, "interval": interval}
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        entry |= {"monitor": watched_by(schedule), "strict": False}  # an epoch without a validation changes nothing
+        entry |= {"monitor": watched_by(schedule), "strict": False}  # there may be no validation yet
+        if interval == "epoch":
+            entry["frequency"] = epochs_between_values(schedule, module.trainer)
     return [entry]
 
 
 def watched_by(plateau: torch.optim.lr_scheduler.ReduceLROnPlateau) -> str:
     """Return the watched metric: as given, else the validation loss, or its accuracy if ``mode`` is ``max``."""
     return getattr(plateau, "monitor", None) or ("val/loss" if plateau.mode == "min" else "val/accuracy")
+
+
+def epochs_between_values(plateau: torch.optim.lr_scheduler.ReduceLROnPlateau, trainer: pl.Trainer) -> int:
+    """Return in how many epochs the watched metric is new once; Lightning gives its last value in the others, too."""
+    return (trainer.check_val_every_n_epoch or 1) if watched_by(plateau).startswith("val/") else 1

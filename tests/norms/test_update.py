@@ -197,6 +197,8 @@ def test_nothing_is_lost_where_there_is_nothing_to_do(tmp_path):
     with pytest.warns(UserWarning, match="UpdateNorms has left the statistics as they were: the loader gave no batch"):
         fit(module, UpdateNorms(), kept, loader=DataLoader(Once(), batch_size=None), **last)
     assert (tmp_path / "last.ckpt").exists() and module.model[0][1].num_batches_tracked == 7 + 4
+    with pytest.warns(UserWarning, match="UpdateNorms has left the statistics as they were: KeyError: 'images'"):
+        fit(Regression("swbn-fro"), UpdateNorms(forward=lambda module, batch: {}["images"]), max_epochs=1)
     with pytest.raises(ValueError, match="has no whitening layer or BatchNorm"):
         fit(Regression("gn"), UpdateNorms())
     fit(module, UpdateNorms(), ModelCheckpoint(tmp_path), fast_dev_run=True, enable_checkpointing=True)

@@ -90,6 +90,30 @@ def test_no_checkpoint_holds_it_however_seldom_one_looks(tiny_mnist, tmp_path):
     assert_last_is_finite(tmp_path, 5)
 
 
+class OfDicts(pl.LightningModule):
+    """A user's, whose batches are dicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, images):
+        return self.layer(images)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch["images"]).mean() * (math.nan if batch_idx == 2 else 1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_batch_that_cannot_run_again_hides_nothing():
+    trainer = pl.Trainer(max_epochs=1, callbacks=[StopOnNonFinite()], enable_checkpointing=False, **QUIET)
+    loader = torch.utils.data.DataLoader([{"images": torch.ones(2)}] * 5)
+    with pytest.raises(InputError, match=r"step 2: the loss is not finite: .*cannot be run again here \(TypeError: "):
+        trainer.fit(OfDicts(), loader)
+
+
 def test_what_was_not_finite_to_begin_with_is_no_fault(tiny_mnist, tmp_path):
     model, data = classification(tiny_mnist)
     model.register_buffer("mask", torch.tensor([0.0, -math.inf]))

@@ -16,9 +16,9 @@ from swbn_lightning.training.not_finite import any_process, first_not_finite, no
 class StopOnNonFinite(pl.Callback):
     """Stop a training at a loss, gradient or weight that is NaN or infinite.
 
-    If every step is checked, a loss or gradient stops the run before the optimiser's step. Weights and buffers are
-    checked before a validation, at the end of an epoch and before any checkpoint is written, so checkpoints contain
-    only finite numbers (except with ``save_weights_only``, for which Lightning calls no callback).
+    If every step is checked, a loss or gradient stops the run before the optimiser's step (not with ``cuda_graph``).
+    Weights and buffers are checked before a validation, at the end of an epoch and before any checkpoint is written, so
+    checkpoints contain only finite numbers (except with ``save_weights_only``, for which Lightning calls no callback).
 
     With ``precision: 16-mixed``, the loss scaler skips a non-finite step. Training continues, with a warning, until
     more than ``max_skipped`` losses in a row are not finite.
@@ -37,11 +37,8 @@ class StopOnNonFinite(pl.Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None, max_skipped: int = 20) -> None:
-        if every_n_steps is not None and (type(every_n_steps) is not int or every_n_steps < 0):
-            raise InputError(
-                f"StopOnNonFinite: every_n_steps must be an integer of at least 0 (0: epochs' ends alone) or null, got "
-                f"{every_n_steps!r}."
-            )
+        if every_n_steps:
+            require_positive("StopOnNonFinite", every_n_steps=every_n_steps)
         require_positive("StopOnNonFinite", max_skipped=max_skipped)
         self.every_n_steps, self.max_skipped = every_n_steps, max_skipped
         self._batch: Any = None
@@ -134,8 +131,11 @@ class StopOnNonFinite(pl.Callback):
         # Synchronised layers wait for every process: all go through the second forward, or none does.
         if any_process(trainer, found is not None):
             return found or "it began in another process, whose message says where"
-        with trainer.precision_plugin.forward_context():
-            first = first_not_finite(pl_module, lambda: training_forward(pl_module, self._batch))
+        try:
+            with trainer.precision_plugin.forward_context():
+                first = first_not_finite(pl_module, lambda: training_forward(pl_module, self._batch))
+        except Exception as error:  # a module of the user's may take its batches in another way
+            return f"the batch cannot be run again here ({type(error).__name__}: {error}), so it cannot be said where"
         if first is None:
             return "every layer's output is finite when the batch at hand runs again: it is the loss, or another batch"
         return f"it begins in {first}, whose output is the first that is not finite"

@@ -69,8 +69,9 @@ class UpdateNorms(pl.Callback):
 
         try:
             update_norms(training_batches(trainer, self._number(trainer)), pl_module, forward)
-        except InputError as error:  # what was trained shall not be lost for it
-            rank_zero_warn(f"UpdateNorms has left the statistics as they were: {error}")
+        except Exception as error:  # what was trained shall not be lost for it; a forward may fail in any way
+            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            rank_zero_warn(f"UpdateNorms has left the statistics as they were: {kind}{error}")
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             # It goes on to validate and save its own copy of the average, which has the buffers from before.
