@@ -69,6 +69,25 @@ class _Unfinished:
         self.value: np.ndarray | np.dtype | None = None
 
 
+class _Memo(dict[int, Any]):
+    """What a pickle stores, under numbers that nobody can choose so that they collide."""
+
+    _secret = secrets.randbits(60)
+
+    def __setitem__(self, number: int, value: Any) -> None:
+        if not 0 <= number < 2**32:
+            raise UnpicklingError("it stores something under a number of more than 32 bits")
+        super().__setitem__(number ^ self._secret, value)
+
+    def __getitem__(self, number: int) -> Any:
+        value = super().__getitem__(number ^ self._secret)
+        if isinstance(value, _Unfinished):  # it was stored before it was built
+            if value.value is None:
+                raise UnpicklingError("it uses an array that is not finished")
+            return value.value
+        return value
+
+
 class DataUnpickler(pickle._Unpickler):
     """Python's, without everything that calls, and with bounds.
 
@@ -80,7 +99,6 @@ class DataUnpickler(pickle._Unpickler):
 
     stack: list[Any]
     metastack: list[list[Any]]
-    memo: dict[int, Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {}
@@ -93,7 +111,7 @@ class DataUnpickler(pickle._Unpickler):
         self.metastack, self.stack = [], []
         self.append = self.stack.append
         self._spent = {"arrays": 0, "encoded text": 0}  # bytes
-        self._numeric_keys, self._secret = 0, secrets.randbits(60)
+        self._numeric_keys, self.memo = 0, _Memo()
         self._depths: dict[int, tuple[int, tuple]] = {}  # of tuples that hold tuples; held, so that an id stays theirs
 
     def load(self) -> Any:
@@ -132,17 +150,6 @@ class DataUnpickler(pickle._Unpickler):
     def load_frame(self) -> None:
         self.read(8)  # a frame says how much to read ahead, which the file does by itself
 
-    def load_int(self) -> None:
-        line = self.readline()
-        booleans = {b"00\n": False, b"01\n": True}
-        self.append(booleans[line] if line in booleans else self._whole(int(line, 0)))
-
-    def load_long(self) -> None:
-        self.append(self._whole(int(self.readline().rstrip(b"L\n"), 0)))
-
-    def load_long1(self) -> None:
-        self.append(self._whole(int.from_bytes(self.read(self.read(1)[0]), "little", signed=True)))
-
     def load_bytearray8(self) -> None:
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
@@ -153,20 +160,10 @@ class DataUnpickler(pickle._Unpickler):
     def _load_short_tuple(self, length: int) -> None:
         self.stack[-length:] = [self._tuple(self._top(length))]
 
-    def load_list(self) -> None:
-        items = self.pop_mark()
-        self.append(items)
-
     def load_dict(self) -> None:
         pairs = self.pop_mark()
         self.append({})
         self._set(pairs)
-
-    def load_append(self) -> None:
-        self._extend([self.stack.pop()])
-
-    def load_appends(self) -> None:
-        self._extend(self.pop_mark())
 
     def load_setitem(self) -> None:
         pair = self._top(2)
@@ -175,27 +172,6 @@ class DataUnpickler(pickle._Unpickler):
 
     def load_setitems(self) -> None:
         self._set(self.pop_mark())
-
-    def load_put(self) -> None:
-        self._put(int(self.readline()))
-
-    def load_binput(self) -> None:
-        self._put(self.read(1)[0])
-
-    def load_long_binput(self) -> None:
-        self._put(int.from_bytes(self.read(4), "little"))
-
-    def load_memoize(self) -> None:
-        self._put(len(self.memo))
-
-    def load_get(self) -> None:
-        self._get(int(self.readline()))
-
-    def load_binget(self) -> None:
-        self._get(self.read(1)[0])
-
-    def load_long_binget(self) -> None:
-        self._get(int.from_bytes(self.read(4), "little"))
 
     def load_reduce(self) -> None:
         arguments = self.stack.pop()
@@ -209,11 +185,6 @@ class DataUnpickler(pickle._Unpickler):
         target.value = self._built_array(state) if target.dtype is None else self._built_dtype(target.dtype, state)
         self.stack[-1] = target.value
         self._depths.pop(id(state), None)  # its bytes need not be held
-
-    def _whole(self, value: int) -> int:
-        if value not in _WHOLE_NUMBERS:
-            raise UnpicklingError("it holds a whole number of more than 64 bits")
-        return value
 
     def _encoded(self, text: str) -> bytes:
         self._spend("encoded text", len(text))
@@ -241,11 +212,6 @@ class DataUnpickler(pickle._Unpickler):
             self._depths[id(made)] = depth, made
         return made
 
-    def _extend(self, items: list[Any]) -> None:
-        if type(self.stack[-1]) is not list:
-            raise UnpicklingError("it appends to something that is no list")
-        self.stack[-1].extend(items)
-
     def _set(self, pairs: list[Any]) -> None:
         target, keys, values = self.stack[-1], pairs[::2], pairs[1::2]
         if type(target) is not dict or len(keys) != len(values):
@@ -259,19 +225,6 @@ class DataUnpickler(pickle._Unpickler):
                     f"it has more than {MAX_NUMERIC_KEYS} numbers as keys of a dict, or {in_all} in all"
                 )
         target.update(zip(keys, values, strict=True))
-
-    def _put(self, number: int) -> None:
-        if not 0 <= number < 2**32:
-            raise UnpicklingError("it stores something under a number of more than 32 bits")
-        self.memo[number ^ self._secret] = self.stack[-1]  # so that nobody can choose numbers that collide
-
-    def _get(self, number: int) -> None:
-        value = self.memo[number ^ self._secret]
-        if isinstance(value, _Unfinished):  # it was stored before it was built
-            if value.value is None:
-                raise UnpicklingError("it uses an array that is not finished")
-            value = value.value
-        self.append(value)
 
     def _made(self, name: Any, arguments: Any) -> Any:
         if isinstance(name, Name) and type(arguments) is tuple:
@@ -333,7 +286,19 @@ class DataUnpickler(pickle._Unpickler):
         return content
 
 
-# Python's own methods where there is none above; they read through `read` and `readline` above.
+def _of_64_bits(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``load`` of a whole number; of a larger one each product, as of a shape, and each hash would take long."""
+
+    def checked(unpickler: DataUnpickler) -> None:
+        load(unpickler)
+        if unpickler.stack[-1] not in _WHOLE_NUMBERS:
+            raise UnpicklingError("it holds a whole number of more than 64 bits")
+
+    return checked
+
+
+# Python's own methods where there is none above; they read through `read` and `readline` above, and store in a _Memo.
+# Those that append take whatever has that method; of what can be on the stack, that is a list only.
 for _name in (
     "PROTO", "FRAME", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2",
     "LONG", "LONG1", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE",
@@ -343,6 +308,6 @@ for _name in (
 ):  # fmt: skip
     _code = getattr(pickle, _name)[0]
     _method = vars(DataUnpickler).get(f"load_{_name.lower()}", pickle._Unpickler.dispatch[_code])
-    DataUnpickler.dispatch[_code] = _method
+    DataUnpickler.dispatch[_code] = _of_64_bits(_method) if _name in ("INT", "LONG", "LONG1") else _method
 for _length, _opcode in enumerate((pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3), start=1):
     DataUnpickler.dispatch[_opcode[0]] = partial(DataUnpickler._load_short_tuple, length=_length)

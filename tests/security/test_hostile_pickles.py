@@ -58,6 +58,7 @@ SCALAR = name("numpy.core.multiarray", "scalar")
 MARKED = dtype() + b"q\x01" + raw_bytes(bytes(1000)) + b"q\x02" + b"0" * 2  # a type and bytes, in the memo
 SHARED = NEW + b"(K\x01M\xe8\x03\x85h\x01\x89h\x02tb"  # an array of those bytes
 ENCODED = name("_codecs", "encode") + b"(h\x01" + text("latin1") + b"tR"
+HUGE = b"I0x" + b"f" * 1_000_000 + b"\nq\x01"  # in the memo, too
 
 OTHER = "holds an array of another kind than plain numbers|makes an array of another kind than plain numbers"
 HOSTILE = {
@@ -114,6 +115,15 @@ HOSTILE = {
     "a negative string": (b"T" + b"\xff" * 4, "negative byte count"),
     "a huge whole number": (b"\x8a\xff" + b"\xff" * 254 + b"\x7f", "more than 64 bits"),
     "a huge number of hexadecimal digits": (b"I0x" + b"f" * 100_000 + b"\n", "more than 64 bits"),
+    "a huge LONG": (b"L0x" + b"f" * 100_000 + b"L\n", "more than 64 bits"),
+    # Their product would take hours, and so would hashing a key again and again.
+    "huge lengths of an array": (array(shape=b"(" + HUGE + b"h\x01" * 31 + b"t"), "more than 64 bits"),
+    "a huge number as a key": (b"}" + HUGE + b"N" + b"sh\x01N" * 9000 + b"s", "more than 64 bits"),
+    "an append to a number": (b"K\x01Na", "has no attribute 'append'"),
+    "appends to a tuple": (b")(NNe", "has no attribute 'append'"),
+    "appends to an array": (array() + b"(NNe", "has no attribute 'append'"),
+    "appends to a name": (name("numpy", "dtype") + b"(NNe", "has no attribute 'append'"),
+    "a number that nothing is stored under": (b"h\x07", "not found at index 7"),
     "the opcode LONG4": (b"\x8b\x00\x00\x00\x01", "opcode LONG4"),
     "another codec": (name("_codecs", "encode") + b"(" + text("a") + text("zlib_codec") + b"tR", "calls something"),
     "NEWOBJ": (name("numpy", "ndarray") + b"K\x04\x85\x85\x81", "opcode NEWOBJ"),
