@@ -8,14 +8,16 @@ from swbn_lightning.errors import InputError
 class Backbone(nn.Module):
     """Base class of networks from images ``[N, in_channels, H, W]`` to features ``[N, C]``.
 
-    A subclass sets ``num_features`` (C), ``in_channels`` and, unless any image size works, ``min_image_size``. It
-    defines :meth:`forward_features`, which first calls :meth:`require_size`.
+    A subclass sets ``num_features`` (C), ``in_channels`` and, unless any image size works, ``min_image_size`` or
+    ``image_size``. It defines :meth:`forward_features`, which first calls :meth:`require_size`.
     """
 
     num_features: int
     in_channels: int
     #: Side in pixels that an image needs for the last map to have one whole position: the product of the strides.
     min_image_size: int = 1
+    #: Side of the only images that the network takes; None for all from ``min_image_size`` on.
+    image_size: int | None = None
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the last feature map, ``[N, C, h, w]``."""
@@ -26,24 +28,29 @@ class Backbone(nn.Module):
         return self.forward_features(x).mean(dim=(2, 3))
 
     def check_image_size(self, height: int, width: int) -> None:
-        """Raise :class:`InputError` if images of this size are too small; can be called before training."""
-        _refuse_below(self.min_image_size, height, width, type(self).__name__)
+        """Raise :class:`InputError` for images of a size that cannot work; can be called before training."""
+        _check_size(self.min_image_size, self.image_size, height, width, type(self).__name__)
 
     def require_size(self, x: Tensor) -> None:
         """Call :meth:`check_image_size` inside a forward; torch.fx keeps it as one node."""
-        _require_size(x, self.min_image_size, type(self).__name__)
+        _require_size(x, self.min_image_size, self.image_size, type(self).__name__)
 
 
 @fx.wrap
-def _require_size(x: Tensor, smallest: int, network: str) -> None:
-    _refuse_below(smallest, x.shape[-2], x.shape[-1], network)
+def _require_size(x: Tensor, smallest: int, only: int | None, network: str) -> None:
+    _check_size(smallest, only, x.shape[-2], x.shape[-1], network)
 
 
-def _refuse_below(smallest: int, height: int, width: int, network: str) -> None:
+def _check_size(smallest: int, only: int | None, height: int, width: int, network: str) -> None:
     if height < smallest or width < smallest:
         raise InputError(
             f"{network} needs images of at least {smallest}x{smallest} pixels, got {height}x{width}: enlarge them, "
             "or choose a network for smaller ones (the smallest: 4x4 for resnet20, resnet32, resnetv2_56, wrn_*)."
+        )
+    if only is not None and (height, width) != (only, only):
+        raise InputError(
+            f"{network} was made for images of {only}x{only} pixels, got {height}x{width}: set "
+            f"backbone_args: {{image_size: {height}}}{'' if height == width else ' and make the images square'}."
         )
 
 

@@ -42,7 +42,7 @@ class Conv4(Backbone):
         self.num_features = _WIDTH
         if image_size is not None:
             require_positive("conv4", image_size=image_size)
-            super().check_image_size(image_size, image_size)
+            self.check_image_size(image_size, image_size)
             self.num_features *= (image_size // self.min_image_size) ** 2
         layers: list[nn.Module] = []
         for previous in (in_channels, *[_WIDTH] * (_BLOCKS - 1)):
@@ -63,12 +63,3 @@ class Conv4(Backbone):
             return super().forward(x)
         self.require_size(x)
         return self.layers(x).flatten(1)
-
-    def check_image_size(self, height: int, width: int) -> None:
-        """Raise :class:`InputError` if images are too small or, with ``flatten``, of another size."""
-        super().check_image_size(height, width)
-        if self.image_size is not None and (height, width) != (self.image_size, self.image_size):
-            raise InputError(
-                f"conv4 flattens maps of images of {self.image_size}x{self.image_size} pixels, got {height}x{width}: "
-                "set image_size in backbone_args to the images' side, or leave out flatten."
-            )

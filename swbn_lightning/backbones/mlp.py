@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from swbn_lightning.backbones.base import Backbone, initialize_he
 from swbn_lightning.errors import InputError, require_positive
@@ -36,7 +36,7 @@ class MLP(Backbone):
         for width in hidden:
             require_positive("mlp", hidden=width)
         self.in_channels = in_channels
-        self.image_size = self.min_image_size = image_size
+        self.image_size = image_size
         self.num_features = hidden[-1]
         layers: list[nn.Module] = [nn.Flatten()]
         previous = in_channels * image_size**2
@@ -48,26 +48,9 @@ class MLP(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features ``[N, C]``."""
-        _require_shape(x, self.in_channels, self.image_size)
+        self.require_size(x)
         return self.layers(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Raise :class:`InputError`: an MLP has no feature map."""
         raise InputError("mlp has no feature map, only a vector; choose a convolutional backbone, such as resnet20.")
-
-    def check_image_size(self, height: int, width: int) -> None:
-        """Raise :class:`InputError` for images of another size than the first layer was made for."""
-        if (height, width) != (self.image_size, self.image_size):
-            raise InputError(
-                f"mlp was made for images of {self.image_size}x{self.image_size} pixels, got {height}x{width}: set "
-                f"backbone_args: {{image_size: {height}}}{'' if height == width else ' and make the images square'}."
-            )
-
-
-@fx.wrap
-def _require_shape(x: Tensor, channels: int, size: int) -> None:
-    if tuple(x.shape[1:]) != (channels, size, size):
-        raise InputError(
-            f"mlp was made for images [N, {channels}, {size}, {size}], got {list(x.shape)}: options in_channels and "
-            "image_size say what it is made for."
-        )
