@@ -31,8 +31,8 @@ def open_image(path: Path, channels: int) -> Image.Image:
     """One image, decoded, as RGB (3 channels) or gray (1).
 
     Turned upright where EXIF says that the camera was not, and as it is where EXIF cannot be read. Transparent pixels
-    (RGBA, LA, a palette's) are laid over white, which is how viewers show them. 16 bits become 8 by
-    ``round(value / 257)``; of an animation the first picture is taken.
+    (RGBA, LA, a palette's) are laid over white, which is how viewers show them. 16 bits of grey become 8 by
+    ``round(value / 257)``; of RGB, Pillow takes the high byte. Of an animation the first picture is taken.
 
     Raises:
         InputError: the file is not an image of one of ``FORMATS`` or no regular file, is truncated, holds more than

@@ -76,7 +76,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     def load(self, split: str) -> ImageSet:
         """Read a split (``"train"``, ``"val"`` or ``"test"``); :meth:`image_set` keeps it."""
-        raise InputError(f"{type(self).__name__} reads images one by one; the {split} split is in memory nowhere.")
+        raise InputError(f"{type(self).__name__} reads images one by one; its {split} split is not in memory.")
 
     def image_set(self, split: str) -> ImageSet:
         """Return a split, read at first use."""

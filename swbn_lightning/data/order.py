@@ -72,10 +72,10 @@ class EpochSampler(DistributedSampler[Item]):
 
 
 class ResumableLoader(StayingLoader):
-    """Batches in the order of an :class:`EpochSampler`; after an interruption goes on in the middle of the epoch.
+    """Batches in the order of an :class:`EpochSampler`; after an interruption continues in the middle of the epoch.
 
     Lightning keeps ``state_dict`` in every checkpoint: the epoch, and how many of its batches have been handed out.
-    Of another epoch all batches are handed out, since a checkpoint made at an epoch's end is gone on with at the next.
+    Every other epoch is handed out whole: training resumes from a checkpoint of an epoch's end with the next epoch.
 
     Nothing is taken from the process's random stream: what DataLoader seeds its workers with is a function of
     (seed of the order, epoch). The arguments are ``DataLoader``'s.

@@ -51,5 +51,5 @@ def seen_otherwise(trained: Mapping[str, Any], tested: Mapping[str, Any]) -> str
     )
     return (
         f"the network was trained on images of {printable(then)[:200]}, and is given images of {now}. Unless that is "
-        "meant, give --data.image_size and, with the name of the training's data set, --data.normalize_as."
+        "meant, give the training's image size, mean and deviation (few-shot: --data.normalize_as)."
     )
