@@ -17,6 +17,8 @@ class EpisodeHead(nn.Module):
     of support images; a head that can do without overrides :meth:`uneven_logits`, which ``swbn predict`` needs for
     folders of different sizes.
 
+    A subclass defines :meth:`logits`, or ``forward`` to do all of it in its own way.
+
     Shape:
         support ``[E, W, K, ...]``, query ``[E, M, ...]`` (class after class), where ``...`` is ``C`` or ``C, h, w``;
         logits ``[E, M, W]``.
@@ -28,6 +30,18 @@ class EpisodeHead(nn.Module):
     features_held: int = 1
     #: Whether its loss on training episodes can train it, or the backbone through it.
     learns_from_episodes: bool = True
+
+    def forward(self, support: Tensor, query: Tensor) -> Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            return self.logits(*map(self.prepared, accumulating(support, query)))
+
+    def logits(self, support: Tensor, query: Tensor) -> Tensor:
+        """Return ``[E, M, W]`` for prepared support and query, float32 or wider."""
+        raise NotImplementedError
+
+    def prepared(self, features: Tensor) -> Tensor:
+        """Return support or query features as :meth:`logits` takes them; here as they are."""
+        return features
 
     def extra_bytes(self, ways: int, shots: int, queries: int) -> int:
         """About how many bytes an episode takes besides features, logits and what is of their size."""

@@ -81,14 +81,12 @@ class CrossAttentionHead(EpisodeHead):
         self.fusion = MetaFusion(num_positions, hidden, NormFactory(norm, **(norm_args or {})))
         check_running_statistics(self)
 
-    def forward(self, support: Tensor, query: Tensor) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            support, query = (self._positions_first(maps) for maps in accumulating(support, query))
-            logits = self._logits(support.mean(dim=2), query)
-            if self.transductive:
-                for number in transductive_rounds(query.shape[1]):
-                    logits = self._logits(_class_maps(support, query, logits, number), query)
-            return logits
+    def logits(self, support: Tensor, query: Tensor) -> Tensor:
+        logits = self._compare(support.mean(dim=2), query)
+        if self.transductive:
+            for number in transductive_rounds(query.shape[1]):
+                logits = self._compare(_class_maps(support, query, logits, number), query)
+        return logits
 
     def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
         if self.transductive:  # the queries that join a class are weighed against its shots
@@ -102,7 +100,7 @@ class CrossAttentionHead(EpisodeHead):
         the vector of a position, which cancels in the cosine.
         """
         with torch.autocast(query.device.type, enabled=False):
-            support, query = (self._positions_first(maps) for maps in accumulating(support, query))
+            support, query = map(self.prepared, accumulating(support, query))
             classes = support.mean(dim=2)
             ways = classes.shape[1]
             of_class, of_query = self._attention(classes, query)
@@ -115,7 +113,7 @@ class CrossAttentionHead(EpisodeHead):
             own = of_query.unflatten(2, (ways, -1)).diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(1, 2)  # [E, M, m]
             return PositionLogits(episodic, own.unsqueeze(-1) * query, pooled)
 
-    def _logits(self, classes: Tensor, query: Tensor) -> Tensor:
+    def _compare(self, classes: Tensor, query: Tensor) -> Tensor:
         """``[E, W, m, C]`` and ``[E, M, m, C]`` to ``[E, M, W]``."""
         of_class, of_query = self._attention(classes, query)
         class_vectors = _normalized_mean(of_class, classes)
@@ -134,15 +132,15 @@ class CrossAttentionHead(EpisodeHead):
         factor = 1 / (self.num_positions * self.temperature)
         return 1 + (of_class * factor).softmax(-1), 1 + (of_query * factor).softmax(-1)
 
-    def _positions_first(self, maps: Tensor) -> Tensor:
+    def prepared(self, features: Tensor) -> Tensor:
         """``[..., C, h, w]`` to ``[..., m, C]``."""
-        height, width = maps.shape[-2:]
+        height, width = features.shape[-2:]
         if height * width != self.num_positions:
             raise InputError(
                 f"cross attention was made for maps of {self.num_positions} positions, but these have "
                 f"{height}x{width}: images of another size than in training, or another backbone."
             )
-        return maps.flatten(-2).mT
+        return features.flatten(-2).mT
 
 
 class MetaFusion(nn.Module):

@@ -15,8 +15,6 @@ FEATURES = ("plain", "l2", "cl2")
 class FeatureHead(EpisodeHead):
     """A head on feature vectors that are first centred, normalised, both or neither.
 
-    A subclass defines :meth:`logits`.
-
     Args:
         features: what is done to every support and query feature ``x`` (Wang et al., 2019, arXiv 1911.04623, section
             3): ``"plain"`` nothing; ``"l2"`` ``x / |x|``; ``"cl2"`` ``(x - m) / |x - m|`` with the mean ``m`` of all
@@ -46,14 +44,6 @@ class FeatureHead(EpisodeHead):
         if mean.dim() != 1:
             raise InputError(f"the mean feature of the base classes is one vector [C], got {list(mean.shape)}.")
         self.base_mean = mean.detach()
-
-    def forward(self, support: Tensor, query: Tensor) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            return self.logits(*(self.prepared(features) for features in accumulating(support, query)))
-
-    def logits(self, support: Tensor, query: Tensor) -> Tensor:
-        """Return ``[E, M, W]`` for prepared support ``[E, W, K, C]`` and query ``[E, M, C]``, float32 or wider."""
-        raise NotImplementedError
 
     def prepared(self, features: Tensor) -> Tensor:
         """Return features ``[..., C]``, centred and normalised as ``features`` says."""

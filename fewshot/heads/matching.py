@@ -53,7 +53,8 @@ class MatchingHead(EpisodeHead):
             self.log_temperature = nn.Parameter(logarithm)
         else:
             self.register_buffer("log_temperature", logarithm)
-        self.features_held = 12 if full_context else 2  # the LSTM's gates and states; the normalised beside the given
+        # The LSTM's products and states; the normalised beside the given.
+        self.features_held = 14 if full_context else 2
         require_positive("matching", context_steps=context_steps)
         self.context: FullContext | None = None
         if full_context:
@@ -61,17 +62,13 @@ class MatchingHead(EpisodeHead):
                 raise InputError("matching with full_context needs num_features, the channels of the features.")
             self.context = FullContext(num_features, context_steps)
 
-    def forward(self, support: Tensor, query: Tensor) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            return self._logits(*accumulating(support, query))
-
     def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
             attention = self._attention(*accumulating(torch.cat(list(support))[None], query[None]))[0]
         of_classes = attention.split([len(images) for images in support], dim=-1)
         return torch.stack([own.logsumexp(-1) for own in of_classes], dim=-1)
 
-    def _logits(self, support: Tensor, query: Tensor) -> Tensor:
+    def logits(self, support: Tensor, query: Tensor) -> Tensor:
         attention = self._attention(support.flatten(1, 2), query)
         return attention.unflatten(-1, support.shape[1:3]).logsumexp(-1)
 
@@ -120,38 +117,10 @@ class FullContext(nn.Module):
         return support.to(given), self._read(support, query).to(given)
 
     def _read(self, support: Tensor, query: Tensor) -> Tensor:
-        """Return the query embeddings ``[E, M, C]``; ``support`` is ``g``.
-
-        The products of the cell are split to save work. What ``f'(x)`` adds to the gates is the same at every step,
-        also through ``h = output + f'(x)``. What the reading adds is an attention-weighted mean of the products of
-        ``g`` with the weights; there are fewer of these than readings. The first reading needs no attention.
-        """
-        cell, channels = self.query_cell, query.shape[-1]
-        # The third gate is a tanh, and tanh(z) = 2 sigmoid(2z) - 1: doubled, it goes through one sigmoid with the
-        # others, which takes a third of a tanh's time.
-        factor = query.new_ones(4, channels)
-        factor[2] = 2
-        weight_ih, weight_hh = (factor.view(-1, 1) * weight for weight in (cell.weight_ih, cell.weight_hh))
-        bias = factor.flatten() * (cell.bias_ih + cell.bias_hh)
-        of_input, of_reading = weight_ih.chunk(2, dim=1)  # [4C, C] each
-
-        from_support = support @ of_reading.mT  # [E, N, 4C]
-        start = F.linear(query, of_input, bias)  # of the gates, without what h gives
-        later = start + query @ weight_hh.mT if self.steps > 1 else start
-        hidden, state = self._gated(start + from_support.mean(1, keepdim=True), None)
-        for _ in range(self.steps - 1):
-            attention = ((hidden + query) @ support.mT).softmax(-1)
-            gates = torch.baddbmm(later + hidden @ weight_hh.mT, attention, from_support)
-            hidden, state = self._gated(gates, state)
-        return hidden + query
-
-    @staticmethod
-    def _gated(gates: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Output and new state of an LSTM, from its previous state and its gates ``[..., 4C]``.
-
-        The gates are input, forget, cell (doubled) and output.
-        """
-        input_gate, forget, new, output = gates.sigmoid().chunk(4, dim=-1)
-        fresh = torch.addcmul(-input_gate, input_gate, new, value=2)
-        state = fresh if state is None else torch.addcmul(fresh, forget, state)
-        return torch.addcmul(-output, output, (2 * state).sigmoid(), value=2), state
+        """Return the query embeddings ``[E, M, C]``; ``support`` is ``g``."""
+        hidden = state = torch.zeros_like(query).flatten(0, 1)
+        for _ in range(self.steps):
+            reading = (hidden.view_as(query) @ support.mT).softmax(-1) @ support
+            hidden, state = self.query_cell(torch.cat([query, reading], dim=-1).flatten(0, 1), (hidden, state))
+            hidden = hidden + query.flatten(0, 1)
+        return hidden.view_as(query)

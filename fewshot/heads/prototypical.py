@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fewshot.heads.base import EpisodeHead, accumulating, means_as_shots
+from fewshot.heads.base import EpisodeHead, means_as_shots
 from swbn_lightning.errors import InputError, require_positive_number, unknown_name
 
 METRICS = ("euclidean", "cosine")
@@ -49,14 +48,10 @@ class PrototypicalHead(EpisodeHead):
         require_positive_number("prototypes", scale=scale)
         self.metric, self.average_channels, self.scale = metric, average_channels, scale
 
-    def forward(self, support: Tensor, query: Tensor) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            return self._logits(*accumulating(support, query))
-
     def uneven_logits(self, support: Sequence[Tensor], query: Tensor) -> Tensor:
         return self(means_as_shots(support), query[None])[0]
 
-    def _logits(self, support: Tensor, query: Tensor) -> Tensor:
+    def logits(self, support: Tensor, query: Tensor) -> Tensor:
         prototypes = support.mean(dim=2)
         if self.metric == "cosine":
             similarity = F.normalize(query, dim=-1) @ F.normalize(prototypes, dim=-1).mT
