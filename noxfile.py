@@ -35,7 +35,7 @@ CORE = (
 
 nox.needs_version = ">=2024.4"
 nox.options.default_venv_backend = "virtualenv"
-nox.options.sessions = ["lint", "types", "tests", "lowest", "wheel"]
+nox.options.sessions = ["tests", "lowest", "wheel"]
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
@@ -55,21 +55,6 @@ def lowest(session: nox.Session) -> None:
     session.install("-c", str(constraints), *(Requirement(name).name for name in build["requires"]))
     session.install("-c", str(constraints), "--no-build-isolation", "-e", ".[test]")
     run_tests(session)
-
-
-@nox.session
-def lint(session: nox.Session) -> None:
-    """Style and layout."""
-    session.install(next(name for name in PYPROJECT["project"]["optional-dependencies"]["test"] if "ruff" in name))
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-
-
-@nox.session(python="3.11")
-def types(session: nox.Session) -> None:
-    """Types, on the lowest Python."""
-    session.install("-e", ".[test]")
-    session.run("mypy")
 
 
 @nox.session
