@@ -60,7 +60,7 @@ class EpisodeDataset(EpochDataset[EpisodeBatch]):
         count = support[0].numel() + query[0].numel()
         drawn = [self._draw_augmentation(epoch, number, count) for number in numbers]
         support_images, query_images = (
-            take(images, numbers.flatten()).unflatten(0, numbers.shape) for numbers in (support, query.flatten(1))
+            take(images, index.flatten()).unflatten(0, index.shape) for index in (support, query.flatten(1))
         )
         return EpisodeBatch(support_images, query_images, classes, torch.stack(drawn))
 

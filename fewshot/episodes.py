@@ -108,9 +108,9 @@ class Episodes(NamedTuple):
         query: ``[E, W, Q]``, indices into ``labels``.
     """
 
-    classes: Tensor  # [E, W], values as in `labels`
-    support: Tensor  # [E, W, K], indices into `labels`
-    query: Tensor  # [E, W, Q], indices into `labels`
+    classes: Tensor
+    support: Tensor
+    query: Tensor
 
 
 class EpisodeSampler:

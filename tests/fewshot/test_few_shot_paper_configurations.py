@@ -52,39 +52,19 @@ def test_the_table_is_there_and_its_figures_stand_beside():
     assert found == {figure for figure in paper_figures() if figure.table == "table:fs_results"} and len(found) == 48
 
 
-def test_the_settings_are_the_sources():
-    """LibFewShot's schedule for prototypes; the public code's for cross attention; 5 ways, 15 queries at test."""
-    for path in TABLE:
-        content = yaml.safe_load(path.read_text())
-        model, data = content["model"]["init_args"], content["data"]["init_args"]
-        assert data["test"]["ways"] == data["train"]["ways"] == 5 and data["test"]["queries"] == 15
-        assert model["backbone"] == ("resnet20" if "cifar" in path.stem else "resnet12")
-        assert "norm_args" not in model and data["flip"]
-        if "cross_attention" in path.stem:
-            assert content["trainer"]["max_epochs"] == 90
-            assert (data["train"]["queries"], data["train"]["episodes"] / data["episodes_per_step"]) == (6, 300)
-            assert data["episodes_per_step"] == 4 and data["erasing"] == 0.5 and data["test"]["episodes"] == 2000
-            sgd = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
-            assert model["optimizer"]["init_args"] == sgd
-            parameter = torch.nn.Parameter(torch.zeros(1))
-            optimizer = torch.optim.SGD([{"params": [parameter]}, {"params": [], "lr": 0.2}], **sgd)
-            schedule = PiecewiseConstantLR(optimizer, **model["lr_scheduler"]["init_args"])
-            rates = []
-            for _ in range(90):
-                rates.append([group["lr"] for group in optimizer.param_groups])
-                optimizer.step()
-                schedule.step()
-            expected = [0.1] * 60 + [0.006] * 10 + [0.0012] * 10 + [0.00024] * 10
-            assert [rate for rate, _ in rates] == pytest.approx(expected)
-            assert [rate for _, rate in rates] == pytest.approx([2 * rate for rate in expected])
-        else:
-            assert content["trainer"]["max_epochs"] == 100 and data["train"]["episodes"] == 2000
-            assert model["optimizer"] == {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-3}}
-            assert model["lr_scheduler"]["init_args"] == {"step_size": 10, "gamma": 0.5}
-    probe = yaml.safe_load((PAPER / "probe" / "cifar_fs_resnet20.yaml").read_text())
-    train = probe["data"]["init_args"]["train"]
-    steps = probe["trainer"]["max_epochs"] * train["episodes"] / probe["data"]["init_args"]["episodes_per_step"]
-    assert steps == probe["model"]["init_args"]["lr_scheduler"]["init_args"]["T_max"] == 3500
+def test_the_rates_of_cross_attention_are_the_public_codes():
+    model = yaml.safe_load((PAPER / "few_shot" / "cifar_fs_cross_attention.yaml").read_text())["model"]["init_args"]
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}, {"params": [], "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups, **model["optimizer"]["init_args"])
+    schedule = PiecewiseConstantLR(optimizer, **model["lr_scheduler"]["init_args"])
+    rates = []
+    for _ in range(90):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    expected = [0.1] * 60 + [0.006] * 10 + [0.0012] * 10 + [0.00024] * 10
+    assert [rate for rate, _ in rates] == pytest.approx(expected)
+    assert [rate for _, rate in rates] == pytest.approx([2 * rate for rate in expected])
 
 
 @pytest.mark.parametrize(("milestones", "rates"), [([4, 2], [0.5, 0.3]), ([2], [0.5, 0.3]), ([2], [-1.0])])

@@ -71,13 +71,10 @@ FORMS = {
     "splits/csv, split folders": lambda p, r: (
         write_lists(p, r / "splits"), write_images(p, lambda split, name: r / split / name)
     ),
-    "csv/csv, class folders": lambda p, r: (write_lists(p, r / "csv"), write_images(p, lambda split, name: r / name)),
     "learn2learn": lambda p, r: write_learn2learn(p, r, "validation"),
-    "learn2learn, val": lambda p, r: write_learn2learn(p, r, "val"),
     "gidariss, protocol 2": lambda p, r: write_gidariss(p, r, 2),
     "gidariss, protocol 4": lambda p, r: write_gidariss(p, r, 4),
     "folders": lambda p, r: write_images(p, lambda split, name: r / split / name),
-    "images/folders": lambda p, r: write_images(p, lambda split, name: r / "images" / split / name),
 }  # fmt: skip
 SOURCES = {"csv": "images listed in", "lea": "decoded", "gid": "decoded", "spl": "listed in"}
 

@@ -152,11 +152,15 @@ def minimum(x, labels, ways, C):
     return found.x[:-ways].reshape(ways, channels), found.x[-ways:]
 
 
-# Whole Newton steps would not arrive in the third.
-CASES = [(4, 2, 1.0, 1.0, "l2"), (4, 1, 1.0, 1.0, "cl2"), (4, 3, 100.0, 10.0, "plain"), (2, 12, 0.3, 2.0, "plain")]
-
-
-@pytest.mark.parametrize(("ways", "shots", "C", "spread", "features"), CASES)
+@pytest.mark.parametrize(
+    ("ways", "shots", "C", "spread", "features"),
+    [
+        (4, 2, 1.0, 1.0, "l2"),
+        (4, 1, 1.0, 1.0, "cl2"),
+        (4, 3, 100.0, 10.0, "plain"),  # whole Newton steps would not arrive
+        (2, 12, 0.3, 2.0, "plain"),
+    ],
+)
 def test_logistic_regression_is_the_minimum(ways, shots, C, spread, features):
     support, query, base_mean = episodes(ways, shots, spread=spread)
     found = logits_of(LogisticRegressionHead(features, C), support, query, base_mean)
@@ -165,20 +169,6 @@ def test_logistic_regression_is_the_minimum(ways, shots, C, spread, features):
         w, b = minimum(s.reshape(-1, CHANNELS), np.repeat(np.arange(ways), shots), ways, C)
         expected = log_softmax(q @ w.T + b, axis=1)
         np.testing.assert_allclose(log_softmax(found[e], axis=1), expected, rtol=2e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize(("ways", "shots", "C", "spread", "features"), CASES)
-def test_logistic_regression_is_scikit_learns(ways, shots, C, spread, features):
-    linear_model = pytest.importorskip("sklearn.linear_model", reason="`make test` installs scikit-learn")
-    support, query, base_mean = episodes(ways, shots, spread=spread)
-    found = logits_of(LogisticRegressionHead(features, C), support, query, base_mean)
-    theirs = linear_model.LogisticRegression(
-        C=C if ways > 2 else 2 * C, solver="newton-cg", tol=1e-10, max_iter=10_000
-    )  # of two classes it has one vector, whose penalty is half of ours
-    for e in range(EPISODES):
-        s, q = (prepared(x[e], features, base_mean) for x in (support, query))
-        theirs.fit(s.reshape(-1, CHANNELS), np.repeat(np.arange(ways), shots))
-        np.testing.assert_allclose(softmax(found[e], axis=1), theirs.predict_proba(q), rtol=1e-4, atol=1e-4)
 
 
 def test_logistic_regression_says_what_it_cannot_solve():

@@ -150,7 +150,7 @@ def _fit(cell: Cell, lock: int) -> int:
 
 
 def _begin(cell: Cell) -> None:
-    """Clear the cell's folder of what cannot be gone on with, and note what will be run there."""
+    """Clear the cell's folder of what cannot be continued, and note what will be run there."""
     for folder in [*run_versions(cell.folder), *cell.folder.glob("test-*")]:
         if folder.is_symlink() or not folder.is_dir():
             raise InputError(f"{folder} is in the way of the training: it is a link or no folder; remove it.")
