@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fewshot.datamodule import EpisodeBatch, EpisodicDataModule
@@ -16,7 +16,7 @@ from fewshot.prediction import PAGE_FILE, nearest_images, prediction_page
 from fewshot.saving import episode_files, episodes_identity
 from swbn_lightning.data.image_data import ImageBatch
 from swbn_lightning.data.order import each_once
-from swbn_lightning.errors import InputError
+from swbn_lightning.errors import InputError, require_positive
 from swbn_lightning.norms.health import norm_by_batch
 from swbn_lightning.training.module import TrainingModule
 
@@ -44,6 +44,7 @@ class EpisodicModule(TrainingModule):
     """
 
     head: EpisodeHead
+    classifier: nn.Linear | None  # of methods that call `_make_classifier`
     #: What results call the head, where the same training can be tested with several.
     head_label: str | None = None
     #: Whether training batches hold labelled images, not episodes.
@@ -147,7 +148,7 @@ class EpisodicModule(TrainingModule):
         support = data.prediction.support
         self.prediction_classes = support.class_names
         with torch.no_grad():
-            features = self.embed(data.normalize(support.images.to(self.device)))
+            features = torch.cat([self._embed_pixels(part) for part in support.images.split(data.eval_batch_size)])
         self._support = features.split(data.prediction.shots)
         self._nearest.clear()
 
@@ -276,7 +277,22 @@ class EpisodicModule(TrainingModule):
         return result, facts
 
     def _embed_pixels(self, images: Tensor) -> Tensor:
-        return self.embed(self.episodic_data().normalize(images.to(self.device)))
+        """Features of uint8 images outside of the trainer's steps, in the precision of these."""
+        images = self.episodic_data().normalize(images.to(self.device))
+        with self.trainer.precision_plugin.forward_context():
+            return self.embed(images)
+
+    def _make_classifier(self, num_classes: int, source: str) -> None:
+        """Create the linear classifier of all training classes, or check that it has their number."""
+        require_positive(type(self).__name__, num_classes=num_classes)
+        if self.classifier is None:
+            with torch.device("cpu"):  # the same random numbers whatever the device
+                self.classifier = nn.Linear(self.backbone.num_features, num_classes)
+        elif self.classifier.out_features != num_classes:
+            raise InputError(
+                f"the classifier is for {self.classifier.out_features} training classes, but {source} means "
+                f"{num_classes}."
+            )
 
     def _may_go_on(self, split: str, labels: Tensor, images: int, ways: int) -> bool:
         """Whether a part of the split can be evaluated.

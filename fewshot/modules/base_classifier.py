@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, SumMetric
 
@@ -12,7 +11,7 @@ from fewshot.heads import PrototypicalHead
 from fewshot.learn2learn import TaskBatch
 from fewshot.modules.base import EpisodicModule
 from swbn_lightning.data.image_data import ImageBatch
-from swbn_lightning.errors import InputError, require_positive
+from swbn_lightning.errors import InputError
 from swbn_lightning.runs.intervals import share_half_width
 
 
@@ -47,7 +46,6 @@ class BaseClassifier(EpisodicModule):
     """
 
     trains_on_images = True
-    classifier: nn.Linear | None
     not_in_checkpoint = (*EpisodicModule.not_in_checkpoint, "metric")
 
     def __init__(
@@ -98,9 +96,9 @@ class BaseClassifier(EpisodicModule):
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        images = int(self.held_out_images.compute())
-        if not images:
+        if not self.held_out_images.update_called:  # the data hold none out
             return
+        images = int(self.held_out_images.compute())
         accuracy, loss = self.held_out_accuracy.compute().item(), self.held_out_loss.compute().item()
         # Of all processes, which `compute` has brought together; `sync_dist` only tells Lightning that they agree.
         self.log("val/held_out_accuracy", accuracy, sync_dist=True)
@@ -117,14 +115,3 @@ class BaseClassifier(EpisodicModule):
         if self.classifier is None:
             raise InputError("training a base classifier without a trainer needs num_classes.")
         return self.classifier(self.embed(images)).float()
-
-    def _make_classifier(self, num_classes: int, source: str) -> None:
-        require_positive("BaseClassifier", num_classes=num_classes)
-        if self.classifier is None:
-            with torch.device("cpu"):  # the same random numbers whatever the device
-                self.classifier = nn.Linear(self.backbone.num_features, num_classes)
-        elif self.classifier.out_features != num_classes:
-            raise InputError(
-                f"the classifier is for {self.classifier.out_features} training classes, but {source} means "
-                f"{num_classes}."
-            )

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fewshot.evaluation import evaluating, query_targets
@@ -49,7 +49,6 @@ class CrossAttentionNetwork(EpisodicModule):
     """
 
     head: CrossAttentionHead | None  # type: ignore[assignment]  # None until the maps' size is known
-    classifier: nn.Linear | None
     embeds_maps = True
     not_in_checkpoint = (*EpisodicModule.not_in_checkpoint, "transductive")
     norm_arguments = (*EpisodicModule.norm_arguments, "fusion_norm_args")
@@ -123,17 +122,6 @@ class CrossAttentionNetwork(EpisodicModule):
             raise InputError(
                 f"cross attention was made for maps of {self.head.num_positions} positions, but {source} means "
                 f"{positions}: use images of the size it was trained with, or train anew."
-            )
-
-    def _make_classifier(self, num_classes: int, source: str) -> None:
-        require_positive("cross attention", num_classes=num_classes)
-        if self.classifier is None:
-            with torch.device("cpu"):
-                self.classifier = nn.Linear(self.backbone.num_features, num_classes)
-        elif self.classifier.out_features != num_classes:
-            raise InputError(
-                f"the classifier of cross attention is for {self.classifier.out_features} training classes, but "
-                f"{source} means {num_classes}."
             )
 
 

@@ -24,8 +24,9 @@ class TransferNetwork(EpisodicModule):
 
     The backbone comes from ``backbone_checkpoint`` (with ``backbone_names`` weights of another program), from a
     library's pretrained weights (``backbone_args``), or from a checkpoint of this class. Checkpoints store neither the
-    head nor its options, so one checkpoint can be tested with every head. Where they hold the parameters of another
-    head (``ridge`` learns), these are left out, and a message says so.
+    head nor its options, so one checkpoint can be tested with every head. Only what ``ridge`` has learnt they do store:
+    a ``ridge`` with ``learn: true`` goes on from its penalty and scale, and all other heads leave them out. A message
+    says which.
 
     ``ridge``, and ``nearest-centroid`` with ``features: plain`` or ``l2``, can also be trained on episodes.
 
@@ -87,12 +88,13 @@ class TransferNetwork(EpisodicModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         state, own = checkpoint["state_dict"], {f"head.{name}": x for name, x in self.head.state_dict().items()}
-        given = {name for name in state if name.startswith("head.")}
-        if given != set(own):
-            rank_zero_info(
-                f"the checkpoint was trained with another head than {self.head_label}: of its weights the backbone's "
-                "are used."
-            )
+        given = {name: x for name, x in state.items() if name.startswith("head.")}
+        if given and set(given) == {f"head.{name}" for name, _ in self.head.named_parameters()}:
+            numbers = {name: x for name, x in given.items() if isinstance(x, Tensor) and x.shape == () and x.is_cpu}
+            learnt = ", ".join(f"{name.removeprefix('head.log_')} {x.exp():.4g}" for name, x in numbers.items())
+            rank_zero_info(f"head {self.head_label!r} goes on from what the checkpoint has learnt: {learnt}.")
+        elif given or own:
+            rank_zero_info(f"head {self.head_label!r} is as given: of the checkpoint only the backbone is used.")
             for name in given:
                 del state[name]
             state |= own
@@ -131,13 +133,10 @@ class TransferNetwork(EpisodicModule):
         numbers = order[: batches * data.eval_batch_size]
         rank_zero_info(f"update_norms: statistics of {len(numbers)} training images, {batches} batches")
         self._before_update = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
-
-        def embed(own: Tensor) -> None:
-            self.embed(data.normalize(images[own].to(self.device)))
-
-        with _by_itself(norms), self.trainer.precision_plugin.forward_context():
+        with _by_itself(norms):
             # Of equal size as nearly as can be: each counts the same, and a small one has a poor covariance.
-            compute_statistics(numbers.tensor_split(batches), self.backbone, embed)
+            parts = numbers.tensor_split(batches)
+            compute_statistics(parts, self.backbone, lambda own: self._embed_pixels(images[own]))
 
     def _training_images(self, purpose: str, instead: str) -> tuple[EpisodicDataModule, Tensor]:
         """The data module and its training images; of a probe one batch."""
@@ -163,10 +162,9 @@ class TransferNetwork(EpisodicModule):
         rank_zero_info(f"features: cl2 needs the mean feature of {len(images)} training images, which are embedded now")
         own = torch.arange(self.trainer.global_rank, len(images), self.trainer.world_size)
         total = torch.zeros(self.backbone.num_features, dtype=torch.float64, device=self.device)
-        with evaluating(self), self.trainer.precision_plugin.forward_context():
+        with evaluating(self):
             for numbers in own.split(data.eval_batch_size):
-                features = self.embed(data.normalize(images[numbers].to(self.device)))
-                total += features.double().sum(0)
+                total += self._embed_pixels(images[numbers]).double().sum(0)
         total = self.trainer.strategy.reduce(total, reduce_op="sum")
         self.head.set_base_mean((total / len(images)).float())
 

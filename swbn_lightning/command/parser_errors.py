@@ -3,6 +3,8 @@
 import re
 
 _CLASS = "dot import path string: "
+_UNKNOWN = r"class_path '(?P<kind>[^']+)':\s+(?:Option '|unrecognized arguments: --)(?P<name>[^'=\s]+)"
+_UNKNOWN_TO_A_MAKER = r"Option '(?P<name>[^']+)' is not accepted\. Got value: Namespace\(class_path='(?P<kind>[^']+)'"
 _TYPES = {
     "<class 'NoneType'>": "null",
     "<class 'dict'>": "a mapping",
@@ -14,8 +16,9 @@ _TYPES = {
 def in_one_sentence(message: str) -> str:
     """The option, what it takes and what was given; the message as it is where that cannot be told."""
     key, block = _innermost(message)
-    if unknown := re.search(r"class_path '([^']+)':\s+Option '([^']+)' is not accepted", block):
-        return f"{key}: {unknown[1]} has no option {unknown[2]!r}."
+    block = re.sub(r"Group '([^']+)' does not accept option '", r"Option '\1.", block)
+    if unknown := re.search(_UNKNOWN, block) or re.search(_UNKNOWN_TO_A_MAKER, block):
+        return f"{key}: {unknown['kind']} has no option {unknown['name']!r}."
     expected = list(dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value: .*)?$", block, re.MULTILINE)))
     given = re.search(r"(?:Given|Got) value: (.*?)(?:\. Got value: .*)?$", block, re.MULTILINE)
     taken = [kind for kind in expected if not kind.startswith(("path but", _CLASS))]

@@ -1,6 +1,7 @@
 """The first of two stages: a classifier of the training classes, and episodes that start from it."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,11 @@ from fewshot.base_classes import HELD_OUT
 from swbn_lightning.runs.checkpoints import find_checkpoint
 from swbn_lightning.runs.study.command import main as study
 from tests.conftest import REPOSITORY
+from tests.fewshot.conftest import QUIET
 
 CONFIG = REPOSITORY / "configs" / "fewshot" / "cifar_fs_base_classes.yaml"
 EPISODES = EpisodeSettings(ways=5, shots=1, queries=5, episodes=40)
 MLP = {"backbone": "mlp", "backbone_args": {"hidden": [16], "in_channels": 3, "image_size": 32}}
-QUIET = {
-    "logger": False, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-}  # fmt: skip
 
 
 def base_classes(root, **options):
@@ -104,6 +102,15 @@ def test_validation_measures_held_out_images_and_episodes_of_other_classes(train
     )
     assert row["accuracy"] == pytest.approx(result.mean, abs=1e-6) == float(logged["val/accuracy"])
     assert row["classes"] == 16 and row["episodes"] == 40
+
+
+def test_without_held_out_images_a_validation_has_only_episodes(tiny_cifar100):
+    model = BaseClassifier(**MLP)
+    trainer = pl.Trainer(max_epochs=1, limit_train_batches=1, enable_checkpointing=False, **QUIET)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*before the ``update`` method")
+        trainer.fit(model, datamodule=base_classes(tiny_cifar100, held_out_share=0.0))
+    assert model.results["val"]["episodes"] == 40 and "held_out_images" not in model.results["val"]
 
 
 def test_the_loss_is_that_of_all_classes(trained):

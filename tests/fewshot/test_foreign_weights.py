@@ -15,22 +15,14 @@ from torchvision.models import resnet18
 from classification import ImageClassifier
 from cli import main
 from fewshot import PrototypicalNetwork, TransferNetwork
-from fewshot.datasets import registry
 from swbn_lightning import update_norms
 from swbn_lightning.backbones import build_backbone
-from swbn_lightning.backbones import registry as backbones
 from swbn_lightning.errors import InputError
 from swbn_lightning.runs.checkpoints import load_backbone
-from tests.fewshot.test_methods import QUIET, Tiny, load_shades, shades
+from tests.fewshot.conftest import QUIET, Tiny, load_shades, shades
 
+pytestmark = pytest.mark.usefixtures("small_things")
 LIBRARY = "torchvision/resnet18"
-
-
-@pytest.fixture(autouse=True)
-def _small_things(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(backbones._BACKBONES, "tiny", Tiny)
-    monkeypatch.setitem(registry._DATASETS, "shades", registry.FewShotDataset(load_shades, 16, (0.5,), (0.3,)))
 
 
 @pytest.fixture(scope="module")

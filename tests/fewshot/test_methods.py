@@ -9,80 +9,21 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
-from torch import nn
 
 from classification import GlyphDataModule, ImageClassifier
 from cli import main
-from fewshot import (
-    CrossAttentionNetwork,
-    EpisodeSettings,
-    EpisodicDataModule,
-    MatchingNetwork,
-    PrototypicalNetwork,
-)
-from fewshot.datasets import registry
-from swbn_lightning.backbones import Backbone, build_backbone
-from swbn_lightning.backbones import registry as backbones
-from swbn_lightning.backbones.base import conv
-from swbn_lightning.data import ImageSet
-from swbn_lightning.runs.checkpoints import load_backbone
+from fewshot import CrossAttentionNetwork, MatchingNetwork, PrototypicalNetwork
 from swbn_lightning.training.callbacks.update_norms import UpdateNorms
+from tests.fewshot.conftest import CHANNELS, QUIET, shades
 from tests.fewshot.cross_attention_reference import literal, literal_losses
 
-CHANNELS = 12
+pytestmark = pytest.mark.usefixtures("small_things")
 METHODS = [
     (PrototypicalNetwork, {}),
     (MatchingNetwork, {}),
     (MatchingNetwork, {"full_context": True, "context_steps": 2}),
     (CrossAttentionNetwork, {"fusion_norm": "swbn-fro"}),
 ]
-QUIET = {
-    "logger": False, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-}  # fmt: skip
-
-
-class Tiny(Backbone):
-    """Three convolutions; 16x16 gives 12x4x4."""
-
-    def __init__(self, norm, in_channels=1, width=CHANNELS):
-        super().__init__()
-        self.in_channels, self.num_features = in_channels, width
-        widths = (in_channels, 8, width, width)
-        stages = [
-            nn.Sequential(conv(before, after, 3, stride), norm(after), nn.ReLU())
-            for before, after, stride in zip(widths, widths[1:], (1, 2, 2), strict=False)
-        ]
-        self.stages = nn.Sequential(*stages)
-
-    def forward_features(self, x):
-        return self.stages(x)
-
-
-def load_shades(split, root, image_size):
-    """Six gray classes, more in training."""
-    classes = 9 if split == "train" else 6
-    generator = torch.Generator().manual_seed(len(split))
-    labels = torch.arange(classes).repeat_interleave(11)
-    shade = 25 * labels.view(-1, 1, 1, 1)
-    images = shade + torch.randint(50, (len(labels), 1, image_size, image_size), generator=generator)
-    return ImageSet(images.to(torch.uint8), labels, tuple("abcdefghi"[:classes]), split)
-
-
-@pytest.fixture(autouse=True)
-def _small_things(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(backbones._BACKBONES, "tiny", Tiny)
-    monkeypatch.setitem(registry._DATASETS, "shades", registry.FewShotDataset(load_shades, 16, (0.5,), (0.3,)))
-
-
-def shades(**options):
-    settings = {
-        "train": EpisodeSettings(ways=4, shots=1, queries=2, episodes=4),
-        "val": EpisodeSettings(ways=3, shots=2, queries=4, episodes=30),
-        "test": EpisodeSettings(ways=3, shots=2, queries=4, episodes=30),
-    }
-    return EpisodicDataModule(dataset="shades", episodes_per_step=2, **{**settings, **options})
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)
@@ -161,6 +102,35 @@ def test_predict_does_not_let_images_name_each_other():
         model.on_predict_start()
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_outside_of_steps_images_are_embedded_as_in_them(precision, tmp_path):
+    made = []
+
+    class Watched(PrototypicalNetwork):
+        def embed(self, images):
+            made.append(super().embed(images))
+            return made[-1]
+
+    for name, shade in (("bright", 220), ("dark", 20)):
+        (tmp_path / "support" / name).mkdir(parents=True)
+        (tmp_path / "query").mkdir(exist_ok=True)
+        for number in range(5):
+            for file in (f"support/{name}/{number}.png", f"query/{name}{number}.png"):
+                Image.new("L", (16, 16), shade + number).save(file)
+    trainer = pl.Trainer(precision=precision, **QUIET)
+    trainer.predict(Watched(backbone="tiny"), datamodule=shades(support="support", query="query", eval_batch_size=4))
+    assert [len(features) for features in made] == 2 * [4, 4, 2]
+    examples, queries = torch.cat(made).split(10)
+    assert torch.equal(examples, queries) and made[0].dtype == made[-1].dtype
+
+    steps = made[0].dtype
+    made.clear()
+    by_batch = Watched(backbone="tiny", norm_args={"track_running_stats": False})
+    with pytest.warns(UserWarning, match="every episode is evaluated by itself"):
+        trainer.test(by_batch, datamodule=shades(), verbose=False)
+    assert len(made) == 30 and {features.dtype for features in made} == {steps}
+
+
 def test_cross_attention_is_refused_data_of_another_size(tmp_path):
     kept = ModelCheckpoint(dirpath=tmp_path)
     pl.Trainer(max_epochs=1, callbacks=[kept], **QUIET).fit(CrossAttentionNetwork(backbone="tiny"), datamodule=shades())
@@ -222,17 +192,6 @@ def test_a_backbone_starts_from_a_classifiers_checkpoint(tmp_path):
     torch.save({"state_dict": {"encoder.weight": torch.zeros(1)}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="holds no backbone: none of its weights is named backbone"):
         PrototypicalNetwork(backbone="tiny", backbone_checkpoint=str(tmp_path / "other.ckpt"))
-
-
-def test_a_batchnorm_backbone_loads_into_whitening_layers(tmp_path):
-    trained = build_backbone("tiny")
-    trained(torch.randn(8, 1, 16, 16))
-    torch.save({"state_dict": {f"backbone.{k}": v for k, v in trained.state_dict().items()}}, tmp_path / "bn.ckpt")
-    images = torch.randn(4, 1, 16, 16)
-    for norm in ("swbn-fro", "iternorm"):
-        backbone = build_backbone("tiny", norm, {"eps": 1e-5})
-        load_backbone(backbone, tmp_path / "bn.ckpt")
-        torch.testing.assert_close(backbone.eval()(images), trained.eval()(images), rtol=1e-4, atol=1e-4)
 
 
 def test_batch_statistics_at_test_are_said_and_repeatable(tmp_path):

@@ -12,11 +12,9 @@ from PIL import Image
 
 from cli import main
 from fewshot import EpisodicDataModule
-from fewshot.datasets import registry
-from swbn_lightning.backbones import registry as backbones
 from swbn_lightning.data.folders import IMAGENET_MEAN, IMAGENET_STD
-from tests.fewshot.test_methods import Tiny, load_shades
 
+pytestmark = pytest.mark.usefixtures("small_things")
 MODEL = [
     "--model=fewshot.PrototypicalNetwork", "--model.backbone=tiny", "--model.backbone_args={in_channels: 3}",
     "--data=fewshot.EpisodicDataModule", "--data.train={ways: 3, queries: 2, episodes: 4}",
@@ -24,13 +22,6 @@ MODEL = [
     "--data.test={ways: 3, queries: 2, episodes: 20}",
     "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--whiteness.every_n_epochs=0", "--data.image_size=16",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _small_things(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(backbones._BACKBONES, "tiny", Tiny)
-    monkeypatch.setitem(registry._DATASETS, "shades", registry.FewShotDataset(load_shades, 16, (0.5,), (0.3,)))
 
 
 def folders(root, seed):

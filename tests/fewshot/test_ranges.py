@@ -25,8 +25,8 @@ from fewshot import (
     sample_episodes,
 )
 from fewshot.saving import episodes_identity
+from tests.fewshot.conftest import QUIET
 from tests.fewshot.test_episodes import chance
-from tests.fewshot.test_methods import QUIET, _small_things  # noqa: F401 (a fixture)
 
 LABELS = np.repeat(np.arange(12), np.arange(12) + 11)
 RANGES = {"ways": (2, 6), "shots": (1, 4), "queries": 3}
@@ -88,12 +88,13 @@ def test_episodes_of_several_shapes_are_not_drawn_at_once():
 
 @pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("head", [PrototypicalHead(), MatchingHead()])
-def test_evaluation_is_that_of_every_episode_by_itself(head, chunk_size):
+@pytest.mark.parametrize("shape", [RANGES, {"ways": 3, "shots": 2, "queries": 3}])
+def test_evaluation_is_that_of_every_episode_by_itself(shape, head, chunk_size):
     generator = torch.Generator().manual_seed(0)
-    labels = torch.from_numpy(LABELS)
-    features = labels[:, None] / 4 + torch.randn(len(labels), 8, generator=generator)
-    found = evaluate_episodes(features, labels, head, **RANGES, num_episodes=60, seed=3, chunk_size=chunk_size)
-    sampler = EpisodeSampler(labels, **RANGES)
+    numbers = torch.from_numpy(LABELS)
+    features, labels = numbers[:, None] / 4 + torch.randn(len(numbers), 8, generator=generator), 10 * numbers + 3
+    found = evaluate_episodes(features, labels, head, **shape, num_episodes=60, seed=3, chunk_size=chunk_size)
+    sampler = EpisodeSampler(labels, **shape)
     accuracies, losses, hits = [], [], {label: [] for label in range(12)}
     named, met = np.zeros((12, 12), int), np.zeros((12, 12), int)
     for number in range(60):
@@ -103,6 +104,7 @@ def test_evaluation_is_that_of_every_episode_by_itself(head, chunk_size):
         right = logits.argmax(-1) == target
         accuracies.append(right.double().mean().item())
         losses.append(torch.nn.functional.cross_entropy(logits, target).item())
+        classes = (classes - 3) // 10
         for place, label in enumerate(classes.tolist()):
             hits[label] += right[target == place].tolist()
             met[label, classes] += 3
@@ -110,11 +112,16 @@ def test_evaluation_is_that_of_every_episode_by_itself(head, chunk_size):
     assert found.accuracies.tolist() == pytest.approx(accuracies)
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert found.class_accuracies.tolist() == pytest.approx([np.mean(hits[label]) for label in range(12)])
-    assert (found.ways, found.shots, found.queries) == ((2, 6), (1, 4), 3) and len(set(accuracies)) > 6
+    assert (found.ways, found.shots, found.queries) == tuple(shape.values()) and len(set(accuracies)) > 5
+    assert found.classes.tolist() == [10 * number + 3 for number in range(12)]
+    assert shape is RANGES or not met.all()  # some classes never meet
     assert found.confusion.matrix.tolist() == named.tolist()
     assert found.confusion.of.tolist() == met[named > 0].tolist()
-    short = evaluate_episodes(features, labels, head, **RANGES, num_episodes=25, seed=3)
+    short = evaluate_episodes(features, labels, head, **shape, num_episodes=25, seed=3)
     assert torch.equal(short.accuracies, found.accuracies[:25])
+    one = evaluate_episodes(features, labels, head, **shape, num_episodes=1, seed=3)
+    drawn = torch.isin(one.classes, sampler.draw([0], seed=3).classes)
+    assert torch.equal(one.class_accuracies.isnan(), ~drawn) and not drawn.all()
 
 
 def test_the_identity_of_episodes_tells_ranges_apart_and_numbers_as_before():
@@ -132,6 +139,7 @@ def module(**options):
     return EpisodicDataModule("shades", **{**defaults, **options})
 
 
+@pytest.mark.usefixtures("small_things")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_step_has_one_episode_of_its_own_shape(workers):
     data = module(num_workers=workers, crop_padding=1, erasing=0.5)
@@ -149,6 +157,7 @@ def test_a_step_has_one_episode_of_its_own_shape(workers):
         assert data.on_after_batch_transfer(batch, 0).support.shape == batch.support.shape
 
 
+@pytest.mark.usefixtures("small_things")
 def test_settings_of_the_data_that_do_not_fit_a_range():
     with pytest.raises(
         ValueError, match="episodes_per_step=2 needs training episodes of one shape, .*: 1, and trainer.acc"
@@ -160,6 +169,7 @@ def test_settings_of_the_data_that_do_not_fit_a_range():
         module(test=EpisodeSettings(ways=(2, 7), queries=3)).setup("test")
 
 
+@pytest.mark.usefixtures("small_things")
 @pytest.mark.parametrize("method", [PrototypicalNetwork, MatchingNetwork, CrossAttentionNetwork])
 def test_every_method_trains_on_ranges(method):
     model, trainer = method(backbone="tiny", norm="swbn-fro"), pl.Trainer(max_epochs=1, **QUIET)
@@ -169,6 +179,7 @@ def test_every_method_trains_on_ranges(method):
     assert model.episode_results["test"].accuracies.shape == (8,)
 
 
+@pytest.mark.usefixtures("small_things")
 def test_the_command_names_ranges_in_all_that_it_writes(capsys):
     arguments = [
         "--model=fewshot.PrototypicalNetwork", "--model.backbone=tiny", "--data=fewshot.EpisodicDataModule",
@@ -199,6 +210,7 @@ def test_the_command_names_ranges_in_all_that_it_writes(capsys):
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("small_things")
 def test_a_part_of_the_split_holds_whole_episodes_of_the_most_shots():
     few = EpisodeSettings(ways=(2, 3), shots=(1, 3), queries=4, episodes=20)
     data = module(test=few, eval_batch_size=27)  # three classes of 7 images, and six images of another class

@@ -26,19 +26,12 @@ from fewshot import (
 )
 from fewshot.datasets import registry
 from fewshot.heads import build_head
-from swbn_lightning.backbones import registry as backbones
 from swbn_lightning.errors import InputError
 from tests.conftest import REPOSITORY
-from tests.fewshot.test_methods import QUIET, Tiny, load_shades, shades
+from tests.fewshot.conftest import QUIET, load_shades, shades
 
+pytestmark = pytest.mark.usefixtures("small_things")
 TEST = {"ways": 3, "shots": 2, "queries": 4, "num_episodes": 30, "seed": 0}
-
-
-@pytest.fixture(autouse=True)
-def _small_things(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(backbones._BACKBONES, "tiny", Tiny)
-    monkeypatch.setitem(registry._DATASETS, "shades", registry.FewShotDataset(load_shades, 16, (0.5,), (0.3,)))
 
 
 def fitted(model, tmp_path):
@@ -80,12 +73,17 @@ def test_one_checkpoint_is_tested_with_every_head(tmp_path, caplog):
     assert not {"head", "head_args"} & set(content["hyper_parameters"])
 
     again = TransferNetwork.load_from_checkpoint(path, head="ridge")
-    assert again.head.log_penalty.item() == model.head.log_penalty.item() and "another head" not in caplog.text
+    assert again.head.log_penalty.item() == model.head.log_penalty.item()
+    learnt = f"penalty {model.head.log_penalty.exp():.4g}, scale {model.head.log_scale.exp():.4g}."
+    assert f"head 'ridge' goes on from what the checkpoint has learnt: {learnt}" in caplog.text
+    fixed = TransferNetwork.load_from_checkpoint(path, head="ridge", head_args={"penalty": 10.0, "learn": False})
+    assert fixed.head.log_penalty.exp().item() == pytest.approx(10)
+    assert "head 'ridge, learn=False, penalty=10.0' is as given: of the checkpoint only the backbone" in caplog.text
     for head in ("nearest-centroid", "soft-kmeans", "logistic-regression"):
         other = TransferNetwork(head, backbone="tiny")
         pl.Trainer(**QUIET).test(other, datamodule=shades(), ckpt_path=path, verbose=False)
         assert torch.equal(other.backbone.stages[0][0].weight, model.backbone.stages[0][0].weight)
-    assert "trained with another head than soft-kmeans: of its weights the backbone's are used" in caplog.text
+    assert "head 'soft-kmeans' is as given: of the checkpoint only the backbone is used" in caplog.text
     without = fitted(TransferNetwork("nearest-centroid", {"features": "l2"}, backbone="tiny"), tmp_path / "second")
     assert TransferNetwork.load_from_checkpoint(without, head="ridge").head.log_penalty.exp().item() == pytest.approx(
         50
