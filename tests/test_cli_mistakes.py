@@ -20,7 +20,7 @@ BAD_INPUT = [
     (["--imports=./my_norms.py"], "imports: './my_norms.py' is no module's name; give one as my_norms"),
     (["--imports=no_norms"], "imports: there is no module 'no_norms' on the Python path; PYTHONPATH=FOLDER"),
     (["--model.norm_args={stepsize: 1}"], "'stepsize'; did you mean 'step_size'"),
-    (["--model.norm_args={step_size: -1}"], "step_size must be a positive and finite number, got -1"),
+    (["--model.norm_args={step_size: -1}"], "step_size of SWBN2d must be positive and finite, got -1"),
     (["--model.backbone_args={in_channels: 1}"], "the images have 3 channel(s), but the backbone takes 1"),
     (["--data.root=nowhere"], "root nowhere does not exist"),
     (["--data.root=empty"], "nothing usable in empty (it holds nothing)"),
