@@ -37,8 +37,8 @@ class StopOnNonFinite(pl.Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None, max_skipped: int = 20) -> None:
-        if every_n_steps:
-            require_positive("StopOnNonFinite", every_n_steps=every_n_steps)
+        if every_n_steps is not None and (type(every_n_steps) is not int or every_n_steps < 0):
+            raise InputError(f"StopOnNonFinite: every_n_steps must be an integer of at least 0, got {every_n_steps!r}.")
         require_positive("StopOnNonFinite", max_skipped=max_skipped)
         self.every_n_steps, self.max_skipped = every_n_steps, max_skipped
         self._batch: Any = None
