@@ -11,9 +11,9 @@ from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
 from swbn_lightning.errors import InputError
+from swbn_lightning.files.writing import replacing
 from swbn_lightning.runs.checkpoint_content import plain_content
 from swbn_lightning.runs.checkpoints import read_checkpoint
-from swbn_lightning.runs.exported import is_exported
 
 # In the folder of a sharded checkpoint: Lightning's own file, and torch's.
 _SHARDED = ("meta.pt", ".metadata")
@@ -28,8 +28,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
     one step. Files that are not local are written as Lightning does.
 
     What is read is tensors, numbers, strings and containers of them (``weights_only=True``), whatever the caller or
-    ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` says. What is removed is a file that this process saved, or a folder that a
-    sharded checkpoint is in.
+    ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` says; of local files no more than
+    :func:`~swbn_lightning.runs.checkpoints.read_checkpoint` takes. What is removed is a file that this process saved,
+    or a folder that a sharded checkpoint is in.
 
     Raises:
         InputError: a file that cannot be written, as of a full disk, with the reason.
@@ -41,14 +42,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
+            with replacing(path) as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
             _sync_folder(path.parent)
         except (OSError, RuntimeError) as error:
             reason = error if isinstance(error, OSError) else error.__context__  # torch hides what the file said
@@ -58,13 +57,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 f"the checkpoint {path} could not be written ({reason.strerror or reason}). What was there before is "
                 "as it was: make room, then go on from it with --ckpt_path."
             ) from error
-        finally:
-            temporary.unlink(missing_ok=True)  # by its own name it is gone already
 
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        if is_exported(Path(path)):
+        if "://" not in str(path):
             return read_checkpoint(path)
         return plain_content(super().load_checkpoint(path, map_location, weights_only=True), str(path))
 

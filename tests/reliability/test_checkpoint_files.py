@@ -4,6 +4,7 @@ import os
 import pickle
 import resource
 import signal
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,20 @@ def test_what_cannot_be_saved_says_so_itself(tmp_path):
     with pytest.raises((AttributeError, pickle.PicklingError)):
         WholeCheckpointIO().save_checkpoint({"function": lambda: 0}, tmp_path / "last.ckpt")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trainer_reads_no_more_than_the_command(tmp_path):
+    """What is packed could unpack to any size, and a pipe would be waited for."""
+    torch.save({"state_dict": {}}, tmp_path / "whole.ckpt")
+    whole, packed = (tmp_path / f"{name}.ckpt" for name in ("whole", "packed"))
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    assert WholeCheckpointIO().load_checkpoint(whole) == {"state_dict": {}}
+    for name, words in (("packed", "its parts are compressed"), ("pipe", "it is not a regular file")):
+        with pytest.raises(ValueError, match=rf"{name}\.ckpt is not a readable checkpoint \({words}"):
+            WholeCheckpointIO().load_checkpoint(tmp_path / f"{name}.ckpt")
 
 
 class Hostile:
