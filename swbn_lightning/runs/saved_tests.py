@@ -17,7 +17,7 @@ _MOST_SHOWN = 4  # settings that differ
 
 
 @dataclass(frozen=True)
-class Kind:
+class Unit:
     """What tests consist of, each with an accuracy of its own."""
 
     unit: str  # "episode": a column of the file; in results.json are their number ("episodes") and "episodes_id"
@@ -40,7 +40,7 @@ class SavedTest:
     run: Run
     training: Training
     setting: str  # as "test, 5-way 1-shot, 15 queries, seed 0", and the head; or "test, 10 classes"
-    kind: Kind
+    kind: Unit
     tested_id: str  # equal where an episode or image of the same number is the same
     accuracies: tuple[float, ...]  # by its number; of an image 1 or 0
     head: str = ""  # of a model whose head is chosen for the test
@@ -105,12 +105,12 @@ def how_classified(row: Mapping[str, Any]) -> str:
     return other_data + "".join(f", {row[key]}" for key in ("inference", "head") if row.get(key))
 
 
-def kind_saved(folder: Path) -> Kind | None:
+def unit_saved(folder: Path) -> Unit | None:
     """What the evaluation in a run's folder saved; None where it saved nothing to compare."""
-    return next((kind for kind in KINDS if has_file(folder, (kind.file,))), None)
+    return next((kind for kind in UNITS if has_file(folder, (kind.file,))), None)
 
 
-def read_accuracies(folder: Path, kind: Kind) -> tuple[float, ...]:
+def read_accuracies(folder: Path, kind: Unit) -> tuple[float, ...]:
     """The accuracy of every episode or image of the evaluation in a run's folder, in the order of their numbers.
 
     Raises:
@@ -146,15 +146,15 @@ def _of_image(row: Mapping[str, str]) -> float:
     return float(whole(row["class"]) == whole(row["predicted"]))
 
 
-EPISODES = Kind(
+EPISODES = Unit(
     "episode", EPISODES_FILE, ("accuracy",), _of_episode, True,
     "their classes, images a class, image files or seed of the episodes (data.eval_seed) differ",
 )  # fmt: skip
-IMAGES = Kind(
+IMAGES = Unit(
     "image", IMAGES_FILE, ("class", "predicted"), _of_image, False,
     "their classes, number of images or the seeds that chose them differ",
 )  # fmt: skip
-KINDS = (EPISODES, IMAGES)
+UNITS = (EPISODES, IMAGES)
 
 
 def _newest_of_each_seed(path: Path, tests: list[SavedTest]) -> list[SavedTest]:
@@ -167,7 +167,7 @@ def _newest_of_each_seed(path: Path, tests: list[SavedTest]) -> list[SavedTest]:
 
 
 def _read(run: Run, training: Training) -> SavedTest | None:
-    kind = kind_saved(run.folder)
+    kind = unit_saved(run.folder)
     if kind is None:
         return None
     for name in (RUN_FILE, RESULTS_FILE):

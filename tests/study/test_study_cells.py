@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cli import main
 from swbn_lightning.runs.study.cells import Experiment, grid, short_names
-from swbn_lightning.runs.study.command import main
 from tests.study.tiny import CIFAR_FS, CONFIGS, GLYPHS, cells_of
 
 
@@ -75,6 +75,33 @@ def test_a_test_is_no_part_of_the_training():
     assert other.key == plain.key and other.tests[0].name != plain.tests[0].name
 
 
+def test_a_setting_has_one_name():
+    (short,), (long,) = (
+        cells_of(CIFAR_FS, settings=[f"data.{given}dataset=fc100", f"data.{given}test.episodes=7"])
+        for given in ("", "init_args.")
+    )
+    assert long.dataset == "fc100" and long.key == short.key and long.tests == short.tests
+    assert long.tests[0].settings == ("data.test.episodes=7",)
+    (cell,) = cells_of(CIFAR_FS, settings=["data.dataset=fc100", "data.init_args.dataset=cub"])
+    assert cell.settings == ("data.dataset=cub",)
+
+
+def test_a_network_of_the_users_is_the_configurations(tmp_path):
+    content = yaml.safe_load(GLYPHS.read_text())
+    keys = set()
+    for width in (8, 16):
+        backbone = {"class_path": "my_models.Net", "init_args": {"width": width}}
+        content["model"]["init_args"] |= {"backbone": backbone, "backbone_args": None}
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(content))
+        (cell,) = cells_of(tmp_path / "own.yaml")
+        assert cell.network.label == "Net" and cell.name.startswith("own/Net/bn/seed0-")
+        assert not any(word.startswith("--model.backbone") for word in cell.arguments())
+        keys.add(cell.key)
+    assert len(keys) == 2
+    (named,) = cells_of(tmp_path / "own.yaml", networks=["resnet20"])
+    assert {"--model.backbone=resnet20", "--model.backbone_args=null"} <= set(named.arguments())
+
+
 WRONG = [
     (["nowhere.yaml"], "configuration nowhere.yaml cannot be read"),
     (["empty.yaml"], "configuration empty.yaml must give model and data, each with class_path"),
@@ -83,6 +110,8 @@ WRONG = [
     ([str(GLYPHS), "--set", "run.name=mine"], "--set cannot change run.name"),
     ([str(GLYPHS), "--shots", "1"], "--shots are of few-shot configurations"),
     ([str(GLYPHS), "--norms", "bn:eps"], "options of bn are given as bn:KEY=VALUE"),
+    ([str(GLYPHS), "--runs", "a_file"], "a_file/study.csv cannot be written: a_file is a file; give the runs another"),
+    ([str(GLYPHS), "--output", "a_file"], "a_file/study.csv cannot be written: a_file is a file; give the table"),
     ([str(GLYPHS), "--reach", "60"], "--reach is a fraction in (0, 1], as 0.6, got 60"),
 ]
 
@@ -91,7 +120,8 @@ WRONG = [
 def test_wrong_input_is_said_before_anything_runs(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("empty.yaml").write_text("")
+    Path("a_file").write_text("")
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2 and words in capsys.readouterr().err.replace("\n", " ")
+        main(["study", *arguments])
+    assert stopped.value.code == 2 and f"swbn: error: {words}" in capsys.readouterr().err
     assert not Path("runs").exists()

@@ -134,7 +134,7 @@ def test_the_table_has_what_another_process_has_done(tmp_path, monkeypatch):
         return 1
 
     row = {"config": "a.yaml", "dataset": "glyphs", "method": "", "network": "vgg", "norm": "bn", "metric": "accuracy",
-           "setting": "", "loss": 1.0, "value": 0.5, "episodes": (), "episode_set": ()}  # fmt: skip
+           "setting": "", "loss": 1.0, "value": 0.5, "episodes": (), "episode_set": "", "environment": ""}  # fmt: skip
     monkeypatch.setattr(command, "complete", complete)
     monkeypatch.setattr(command, "observe", lambda cell, reach: [{**row, "seed": cell.seed}])
     study._complete(0, wait=False)

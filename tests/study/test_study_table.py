@@ -35,6 +35,8 @@ def finished(tmp_path, model, data, result, norm="swbn-fro", epoch_seconds=(3.0,
     if "images_id" in result:
         make_image_test(test, version, [0, 1, 1, 0], [0, 1, 0, 0])
         change(test / "results.json", results=[result], tested_checkpoint=str(checkpoint))
+    if "episodes_id" in result:
+        (test / "episodes.csv").write_text("episode,accuracy\n0,0.5\n1,1\n")
     return [SimpleNamespace(**row) for row in observe(cell, reach=0.5)]
 
 
@@ -60,11 +62,18 @@ def test_the_papers_figures_stand_beside_the_networks(tmp_path):
 
 def test_classifiers_are_paired_by_the_images_that_their_tests_saved(tmp_path):
     (row,) = finished(tmp_path / "a", *GLYPHS, {**IMAGES, "images_id": "one"})
-    assert row.episodes == (1, 1, 0, 1) and row.episode_set == ("one",)
+    assert row.episodes == (1, 1, 0, 1) and row.episode_set == "one"
     (row,) = finished(tmp_path / "b", *GLYPHS, {**IMAGES, "images_id": ["odd"]})
-    assert row.episode_set == ("['odd']",)
+    assert row.episode_set == "['odd']"
     (row,) = finished(tmp_path / "c", *GLYPHS, IMAGES)  # of a version that saved none
     assert row.episodes == ()
+
+
+def test_few_shot_tests_are_paired_by_the_id_of_their_episodes(tmp_path):
+    """As ``swbn compare`` does: of other classes or image files the same seed draws other episodes."""
+    for given, episodes in (("one", (0.5, 1)), ("other", (0.5, 1)), ("", ())):
+        (row,) = finished(tmp_path / (given or "none"), *GLYPHS, {**EPISODES, "shots": 1, "episodes_id": given})
+        assert (row.episode_set, row.episodes) == (given, episodes)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +110,7 @@ def test_epochs_are_counted_to_the_first_that_reaches(tmp_path, metrics, split, 
 
 def observation(norm, seed, value, **columns):
     usual = {"config": "a.yaml", "dataset": "cifar-10", "method": "ImageClassifier", "network": "wrn_28_10",
-             "metric": "accuracy", "setting": "", "loss": 1.0, "episodes": (), "episode_set": ()}  # fmt: skip
+             "metric": "accuracy", "setting": "", "loss": 1.0, "episodes": (), "episode_set": ""}  # fmt: skip
     return {**usual, "norm": norm, "seed": seed, "value": value, **columns}
 
 
@@ -144,7 +153,7 @@ def test_differences_are_paired_by_seed_and_bold_where_they_leave_out_zero():
 def test_differences_over_episodes_are_of_the_same_episodes():
     rng = np.random.default_rng(1)
     scores = {(norm, seed): rng.random(40) for norm in ("bn", "swbn-fro") for seed in (0, 1)}
-    same = (0, 5, 1, 15)
+    same = "these"
     rows = [
         observation(norm, seed, values.mean(), episodes=tuple(values), episode_set=same)
         for (norm, seed), values in scores.items()
@@ -156,7 +165,7 @@ def test_differences_over_episodes_are_of_the_same_episodes():
     assert found.half_width == pytest.approx(2.022691 * by_episode.std(ddof=1) / np.sqrt(40), rel=1e-6)
     assert difference_of(base).over_episodes is None
     # Other episodes, fewer of them, or none saved: no pairs.
-    for other in ({"episode_set": (1, 5, 1, 15)}, {"episodes": rows[3]["episodes"][:-1]}, {"episodes": ()}):
+    for other in ({"episode_set": "others"}, {"episodes": rows[3]["episodes"][:-1]}, {"episodes": ()}):
         changed = [*rows[:3], {**rows[3], **other}]
         assert difference_of(groups(changed)[1]).over_episodes is None
 
@@ -187,7 +196,7 @@ def test_epochs_and_times():
 
 def test_several_comparisons_are_counted_and_seeds_with_episodes_are_taken_together():
     rng = np.random.default_rng(3)
-    same, rows = (0, 5, 1, 15), []
+    same, rows = "these", []
     for norm, gain in (("bn", 0.0), ("swbn-fro", 0.2), ("swbn-kl", 0.0), ("dbn", 0.0), ("iternorm", -0.2)):
         luck = rng.normal(0, 0.1, 400)
         for seed in (0, 1, 2):

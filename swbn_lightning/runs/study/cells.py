@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ class Variant:
     label: str  # as it was given
     name: str  # the part before the colon
     options: dict[str, Any] | None  # the part after it; None where nothing was said
+    given_as_class: bool = False  # of a network that only the configuration can give: no name stands for it
 
     @classmethod
     def parse(cls, label: str) -> "Variant":
@@ -66,8 +68,7 @@ class Experiment:
             InputError: no such file, or one that does not say which model and data by ``class_path``.
         """
         try:
-            empty = Path(path).is_file() and not Path(path).stat().st_size
-            content = {} if empty else read_yaml(Path(path), link=True)
+            content = read_yaml(Path(path))
         except InputError as error:
             raise InputError(f"configuration {error}") from error
         parts = [content.get(part) for part in ("model", "data")]
@@ -104,6 +105,9 @@ class Experiment:
         """
         args = self.init_args("model")
         own, given = args.get("backbone", "resnet12"), args.get("backbone_args") or {}
+        if label is None and isinstance(own, dict):
+            name = str(own.get("class_path")).rpartition(".")[2]
+            return Variant(name, name, None, given_as_class=True), given or None
         variant = Variant.parse(own if label is None else label)
         if variant.name != own or variant.options is not None:
             given = {**{k: v for k, v in given.items() if k == "in_channels"}, **(variant.options or {})}
@@ -159,7 +163,8 @@ class Cell:
         content = copy.deepcopy(self.experiment.content)
         for not_of_training in ("run", "seed_everything"):
             content.pop(not_of_training, None)
-        for name in ("backbone", "backbone_args", "norm", "norm_args"):
+        network = () if self.network.given_as_class else ("backbone", "backbone_args")
+        for name in (*network, "norm", "norm_args"):
             (content["model"].get("init_args") or {}).pop(name, None)
         (content["data"].get("init_args") or {}).pop("test", None)
         return {
@@ -201,13 +206,13 @@ class Cell:
     def arguments(self, run: str = "") -> list[str]:
         """For any command; ``run`` is the part of the run's name below the cell's."""
         name = f"{self.name}/{run}" if run else self.name
+        network = [f"--model.backbone={self.network.name}", f"--model.backbone_args={json.dumps(self.network_args)}"]
         return [
             f"--config={self.experiment.path}",
             f"--run.root={self.runs}",
             f"--run.name={name}",
             f"--seed_everything={self.seed}",
-            f"--model.backbone={self.network.name}",
-            f"--model.backbone_args={json.dumps(self.network_args)}",
+            *([] if self.network.given_as_class else network),
             f"--model.norm={self.norm.name}",
             f"--model.norm_args={json.dumps(self.norm_args)}",
             *([f"--data.root={self.root}"] if self.root else []),
@@ -243,7 +248,8 @@ def grid(
             configuration.
     """
     _check(settings, shots, experiments)
-    settings = list({setting.partition("=")[0]: setting for setting in settings}.values())  # the last of a key
+    by_key = {setting.partition("=")[0]: setting for setting in map(_short, settings)}  # the last of a key
+    settings = list(by_key.values())
     of_test = tuple(setting for setting in settings if setting.startswith(_TEST_ONLY))
     of_training = tuple(setting for setting in settings if setting not in of_test)
     cells = []
@@ -267,12 +273,9 @@ def _where_they_are(cells: Sequence[Cell], runs: Path) -> list[Cell]:
             keys[str(folder.relative_to(runs))] = _digest(read_json(folder / SETTINGS_FILE).get("settings"))
     found = []
     for cell in cells:
-        places = [cell.usual_place, *(place for place, key in keys.items() if key == cell.key)]
-        if keys.get(places[0], cell.key) != cell.key:  # another one has its name now
-            places = [*places[1:], f"{places[0]}-again"]
-        elif places[0] not in keys:
-            places = [*places[1:], places[0]]
-        found.append(dataclasses.replace(cell, place=places[0]))
+        usual, own = cell.usual_place, [place for place, key in keys.items() if key == cell.key]
+        free = usual if usual not in keys else f"{usual}-again"  # another one has its name now
+        found.append(dataclasses.replace(cell, place=usual if usual in own else next(iter(own), free)))
     return found
 
 
@@ -281,7 +284,7 @@ def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[
         key, equals, _ = setting.partition("=")
         if not equals or not key or key.startswith("-"):
             raise InputError(f"--set takes KEY=VALUE, as trainer.max_epochs=2, got {setting!r}.")
-        plain = key.replace(".init_args.", ".", 1)
+        plain = _short(key)
         if any(plain == own or (plain.startswith(f"{own}.") and own not in _WHOLE) for own in _NOT_SET):
             raise InputError(
                 f"--set cannot change {key}: use --networks, --norms, --seeds, --shots, --root or --runs, or another "
@@ -289,6 +292,11 @@ def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[
             )
     if shots and not any(experiment.few_shot for experiment in experiments):
         raise InputError("--shots are of few-shot configurations, and none of these is one.")
+
+
+def _short(setting: str) -> str:
+    """``data.init_args.root=DIR`` as ``data.root=DIR``, which means the same."""
+    return re.sub(r"^(model|data)\.init_args\.", r"\1.", setting)
 
 
 def _value(text: str) -> Any:

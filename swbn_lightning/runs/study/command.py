@@ -21,10 +21,10 @@ import pandas as pd
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
-from swbn_lightning.files.writing import markdown_text, write_whole
+from swbn_lightning.files.writing import markdown_text, output_file, write_output
 from swbn_lightning.runs.study.cells import Cell, Experiment, grid, short_names
 from swbn_lightning.runs.study.observations import Row, as_csv, as_table, observe
-from swbn_lightning.runs.study.running import Busy, RunFailed, complete, finished_training
+from swbn_lightning.runs.study.running import Busy, RunFailed, complete
 from swbn_lightning.runs.study.table import markdown
 
 NORMS = ("bn", "swbn-kl", "swbn-fro", "iternorm")  # the paper's four
@@ -34,15 +34,15 @@ def main(args: Sequence[str]) -> None:
     """Run what is not done, write after each run, print the table.
 
     Raises:
-        SystemExit: 1 if runs failed, 2 for input that cannot work, 130 after Ctrl-C.
+        InputError: input that cannot work; files that cannot be written.
+        SystemExit: 1 if runs failed, 2 for words that are not understood, 130 after Ctrl-C.
     """
-    parser = _parser()
-    options = parser.parse_args(args)
-    try:
-        cells = _cells(options)
-    except InputError as error:
-        parser.error(str(error))
-    study = Study(cells, options.reach, Path(options.output or options.runs), args)
+    options = _parser().parse_args(args)
+    runs, folder = (
+        output_file(Path(given, "study.csv"), what, "study.csv").parent
+        for given, what in ((options.runs, "the runs"), (options.output or options.runs, "the table"))
+    )
+    study = Study(_cells(options, runs), options.reach, folder, args)
     try:
         study.run()
     except KeyboardInterrupt:
@@ -65,7 +65,6 @@ class Study:
             for cell in cells
         ]
         self.failures: dict[str, str] = {}
-        self._environments: dict[int, str] = {}
         self._rows: dict[int, list[Row]] = {}  # by the cell's number, of those that are done
 
     def run(self) -> None:
@@ -100,7 +99,6 @@ class Study:
     def _observe(self, number: int) -> None:
         if rows := observe(self.cells[number], self.reach):
             self._rows[number] = rows
-            self._environments[number] = _environment(self.cells[number])
 
     def text(self) -> str:
         """The Markdown page."""
@@ -109,7 +107,7 @@ class Study:
             reasons = [f"- {label}: {markdown_text(why.splitlines()[0])}" for label, why in self.failures.items()]
             parts.append("\n".join(["Not finished:\n", *reasons, ""]))
         parts += [f"`swbn study {shlex.join(self.words)}`\n"]
-        parts += dict.fromkeys(self._environments[number] for number in self._rows)
+        parts += dict.fromkeys(row["environment"] for rows in self._rows.values() for row in rows)
         return "\n".join(parts)
 
     def _table(self) -> pd.DataFrame:
@@ -119,31 +117,22 @@ class Study:
         for number in set(range(len(self.cells))) - set(self._rows):  # what another process has done
             with suppress(InputError):
                 self._observe(number)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / "study.csv", as_csv(self._table()))
-        write_whole(self.folder / "study.md", self.text() + "\n")
+        write_output(self.folder / "study.csv", as_csv(self._table()))
+        write_output(self.folder / "study.md", self.text() + "\n")
 
 
-def _cells(options: argparse.Namespace) -> list[Cell]:
+def _cells(options: argparse.Namespace, runs: Path) -> list[Cell]:
     if options.reach is not None and not 0 < options.reach <= 1:
         raise InputError(f"--reach is a fraction in (0, 1], as 0.6, got {options.reach}.")
     experiments = [Experiment.read(path) for path in options.configs]
     return grid(
-        experiments, options.networks, options.norms, options.seeds, options.shots, options.set, options.root,
-        Path(options.runs),
-    )  # fmt: skip
+        experiments, options.networks, options.norms, options.seeds, options.shots, options.set, options.root, runs
+    )
 
 
 def _say(message: str) -> None:
     """Also what the files and the output of runs say, which must not steer the terminal."""
     print("\n".join(map(printable, message.splitlines())), file=sys.stderr, flush=True)
-
-
-def _environment(cell: Cell) -> str:
-    """On what a cell was trained."""
-    training = finished_training(cell)
-    found = training.parts[0].environment if training else {}
-    return markdown_text(", ".join(f"{key} {value}" for key, value in found.items() if key not in ("command", "seed")))
 
 
 def _seeds(text: str) -> list[int]:

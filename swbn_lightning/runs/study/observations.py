@@ -10,11 +10,12 @@ import pandas as pd
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import finite, has_file, reading
+from swbn_lightning.files.writing import markdown_text
 from swbn_lightning.runs.folders import METRICS_FILE, RESULTS_FILE
 from swbn_lightning.runs.measured import Series, joined, read_metrics
 from swbn_lightning.runs.paper import find_paper_figure
 from swbn_lightning.runs.read import Run, Training
-from swbn_lightning.runs.saved_tests import kind_saved, read_accuracies
+from swbn_lightning.runs.saved_tests import read_accuracies, unit_saved
 from swbn_lightning.runs.study.cells import Cell
 from swbn_lightning.runs.study.running import chosen_checkpoint, finished_test, finished_training
 
@@ -22,7 +23,6 @@ from swbn_lightning.runs.study.running import chosen_checkpoint, finished_test, 
 METRICS = {"accuracy": ("accuracy", "top1"), "top5": ("top5",)}
 _WHOLE_OF_EPISODES = ("ways", "shots", "queries", "episodes", "seed")
 _MAY_BE_RANGES = ("ways", "shots")  # as "5-20"
-_SAME_EPISODES = ("seed", "ways", "shots", "queries", "images_id")  # if equal, tests are paired
 # Of study.csv: docs/studies.md says what they mean.
 COLUMNS = [
     "config", "dataset", "method", "network", "network_args", "norm", "norm_args", "seed",
@@ -30,14 +30,14 @@ COLUMNS = [
     "reach", "reach_split", "epochs_to_reach", "epoch_seconds", "fit_seconds", "continued",
     "distance_start", "distance_end", "rms_start", "rms_end", "run", "test", "checkpoint",
 ]  # fmt: skip
-# Not in the file: the accuracy of each episode or image, and which episodes or images they are.
-EPISODES = ["episodes", "episode_set"]
+# Not in the file: the accuracy of each episode or image, which ones these are, and on what the network was trained.
+HIDDEN = ["episodes", "episode_set", "environment"]
 Row = dict[str, Any]
 
 
 def as_table(rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as :func:`observe` makes them; what is not known is missing, and counts stay whole numbers."""
-    return pd.DataFrame(rows, columns=[*COLUMNS, *EPISODES], dtype=object)
+    return pd.DataFrame(rows, columns=[*COLUMNS, *HIDDEN], dtype=object)
 
 
 def observe(cell: Cell, reach: float | None) -> list[Row]:
@@ -52,7 +52,7 @@ def observe(cell: Cell, reach: float | None) -> list[Row]:
     with reading(training.last.folder / RESULTS_FILE):
         columns = _columns(cell, training, reach)
     rows = []
-    for run in (finished_test(cell, test) for test in cell.tests):
+    for run in (finished_test(training, test) for test in cell.tests):
         if run is not None:
             with reading(run.folder / RESULTS_FILE):
                 rows += _rows_of_test(cell, run, columns)
@@ -83,6 +83,7 @@ def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, A
     seconds = [value for value in map(finite, told["epoch_seconds"]) if value is not None]
     split = "val" if logged.get("val/accuracy") else "train"
     accuracies = logged.get(f"{split}/accuracy", {})
+    environment = {key: value for key, value in training.parts[0].environment.items() if key != "seed"}
     reached = [epoch for epoch, accuracy in accuracies.items() if reach is not None and accuracy >= reach]
     return {
         "config": cell.experiment.path,
@@ -102,12 +103,14 @@ def _columns(cell: Cell, training: Training, reach: float | None) -> dict[str, A
         "continued": len(training.parts) - 1,
         "run": str(training.last.folder),
         "checkpoint": str(chosen_checkpoint(training)),
+        "environment": markdown_text(", ".join(f"{key} {value}" for key, value in environment.items())),
     }
 
 
 def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
     (result,) = run.results["results"]
-    few_shot, kind = "ways" in result, kind_saved(run.folder)
+    few_shot, kind = "ways" in result, unit_saved(run.folder)
+    tested_id = str(result.get(f"{kind.units}_id", "")) if kind else ""
     _check(result, _WHOLE_OF_EPISODES if few_shot else ("images",))
     setting = f"{result['ways']}W{result['shots']}S" if few_shot else ""
     ends: dict[str, Any] = {
@@ -119,8 +122,6 @@ def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
     for metric, names in METRICS.items():
         if metric not in result:
             continue
-        if finite(result[metric]) is None:
-            raise InputError(f"its {metric} is {result[metric]!r}, not a number")
         place = {"dataset": cell.dataset, "network": cell.network.name, "norm": cell.norm.name}
         if few_shot:
             place |= {"setting": setting, "method": cell.experiment.method}
@@ -139,8 +140,8 @@ def _rows_of_test(cell: Cell, run: Run, training: dict[str, Any]) -> list[Row]:
                 paper=paper.value / 100 if paper and paper.value is not None else None,
                 paper_note=paper.note if paper else "",
                 test=str(run.folder),
-                episodes=read_accuracies(run.folder, kind) if kind and metric == "accuracy" else (),
-                episode_set=tuple(str(result[name]) for name in _SAME_EPISODES if name in result),
+                episodes=read_accuracies(run.folder, kind) if kind and tested_id and metric == "accuracy" else (),
+                episode_set=tested_id,
             )
         )
     return rows
@@ -153,7 +154,8 @@ def _check(result: dict[str, Any], whole: Sequence[str]) -> None:
         ranged = name in _MAY_BE_RANGES and isinstance(value, str) and re.fullmatch("[0-9]+-[0-9]+", value)
         if type(value) is not int and not ranged:
             raise InputError(f"its {name} is {value!r}, not a whole number")
-    for name in ("loss", "ci95"):
+    for name in ("loss", "ci95", *(metric for metric in METRICS if metric in result)):
         value = result[name]
-        if type(value) not in (int, float) and not (name == "ci95" and value is None):
+        known = type(value) in (int, float) and (name not in METRICS or finite(value) is not None)
+        if not known and not (name == "ci95" and value is None):
             raise InputError(f"its {name} is {value!r}, not a number")

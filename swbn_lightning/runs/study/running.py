@@ -50,14 +50,14 @@ def complete(cell: Cell, wait: bool) -> int:
     """
     commands = 0
     with _locked(cell.folder, wait) as lock:
-        if finished_training(cell) is None:
-            commands += _fit(cell, lock)
+        if (training := finished_training(cell)) is None:
+            training, commands = _fit(cell, lock), 1
         for test in cell.tests:
-            if (training := finished_training(cell)) and finished_test(cell, test) is None:
+            if finished_test(training, test) is None:
                 checkpoint = f"--ckpt_path={chosen_checkpoint(training)}"
                 run_command(cell, "test", [*cell.arguments(test.name), *test.arguments, checkpoint], lock)
                 commands += 1
-                if finished_test(cell, test) is None:
+                if (tested := finished_training(cell)) is None or finished_test(tested, test) is None:
                     raise RunFailed(f"the test left no {RESULTS_FILE} in {cell.folder / test.name}")
     return commands
 
@@ -105,13 +105,10 @@ def finished_training(cell: Cell) -> Training | None:
     return finished[-1] if finished else None
 
 
-def finished_test(cell: Cell, test: Test) -> Run | None:
-    """That test of the cell's checkpoint, if it was made."""
-    training = finished_training(cell)
-    if training is None:
-        return None
+def finished_test(training: Training, test: Test) -> Run | None:
+    """That test of the training's checkpoint, if it was made."""
     checkpoint = chosen_checkpoint(training)
-    made = {part.id for part in training.parts if part.folder == checkpoint.parents[1]}
+    made = {part.id for part in training.parts if checkpoint.is_relative_to(part.folder)}
     for run in reversed(training.tests):
         here = run.folder.parent.name == test.name and Path(run.checkpoint or "").name == checkpoint.name
         if here and run.rows and run.origin in made:
@@ -135,18 +132,19 @@ def chosen_checkpoint(training: Training) -> Path:
     return max(scores, key=lambda path: scores[path]) if scores else candidates[-1]  # of equals the first, as Lightning
 
 
-def _fit(cell: Cell, lock: int) -> int:
+def _fit(cell: Cell, lock: int) -> Training:
     last = _last_checkpoint(cell.folder)
     if last is None:
         _begin(cell)
     run_command(cell, "fit", [*cell.arguments(), *([f"--ckpt_path={last}"] if last else [])], lock)
-    if finished_training(cell) is None and last is not None:
+    if (training := finished_training(cell)) is None and last is not None:
         # Killed between its last epoch and its results: nothing was left to train, so nothing was told.
         _begin(cell)
         run_command(cell, "fit", cell.arguments(), lock)
-    if finished_training(cell) is None:
+        training = finished_training(cell)
+    if training is None:
         raise RunFailed(f"the training left no {RESULTS_FILE} in {cell.folder}")
-    return 1
+    return training
 
 
 def _begin(cell: Cell) -> None:
