@@ -1,37 +1,37 @@
 """Whitening normalisation layers for PyTorch, and what trains, measures and compares networks with them.
 
-Importing this loads only torch: neither Lightning nor matplotlib, which one layer does not need.
+Importing this loads torch when a layer is first asked for, and neither Lightning nor matplotlib.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from swbn_lightning.norms import (
-    DBN1d,
-    DBN2d,
-    DBN3d,
-    IterNorm1d,
-    IterNorm2d,
-    IterNorm3d,
-    NormFactory,
-    OnlineWhitening1d,
-    OnlineWhitening2d,
-    OnlineWhitening3d,
-    SWBN1d,
-    SWBN2d,
-    SWBN3d,
-    WhiteningNorm,
-    append_norm,
-    check_norms,
-    convert_norms,
-    freeze_norms,
-    fuse_norms,
-    norm_parameter_groups,
-    revert_norms,
-    unfreeze_norms,
-    update_norms,
-)
-
 if TYPE_CHECKING:
+    from swbn_lightning.norms import (
+        DBN1d,
+        DBN2d,
+        DBN3d,
+        IterNorm1d,
+        IterNorm2d,
+        IterNorm3d,
+        NormFactory,
+        OnlineWhitening1d,
+        OnlineWhitening2d,
+        OnlineWhitening3d,
+        SWBN1d,
+        SWBN2d,
+        SWBN3d,
+        WhiteningNorm,
+        append_norm,
+        check_norms,
+        convert_norms,
+        freeze_norms,
+        fuse_norms,
+        norm_parameter_groups,
+        revert_norms,
+        unfreeze_norms,
+        update_norms,
+    )
     from swbn_lightning.whiteness import WhitenessMonitor
 
 __version__ = "0.1.0"
@@ -65,8 +65,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "WhitenessMonitor":
-        from swbn_lightning.whiteness import WhitenessMonitor
+    if name not in (*__all__, "norms"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{'whiteness' if name == 'WhitenessMonitor' else 'norms'}")
+    return module if name == "norms" else globals().setdefault(name, getattr(module, name))
 
-        return WhitenessMonitor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

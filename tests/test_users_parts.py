@@ -205,6 +205,13 @@ def test_a_later_file_that_names_another_norm_does_not_take_over_options(fit, tm
     assert "norm=swbn-kl does not take over swbn-fro's norm_args" in said
 
 
+def test_options_are_read_as_the_parser_reads_them(fit, tmp_path):
+    """1e-2 is a number for it, and a text in plain YAML 1.1."""
+    (tmp_path / "fro.yaml").write_text("model: {init_args: {norm_args: {step_size: 1e-2}}}\n")
+    code, _, said = fit("--config", str(tmp_path / "fro.yaml"), "--model.norm=bn")
+    assert code == 0 and "norm=bn does not take over swbn-fro's norm_args" in said
+
+
 OWN_NORM = """
 from torch import nn
 from swbn_lightning import NormFactory

@@ -36,7 +36,7 @@ from swbn_lightning.files.reading import has_file, printable
 from swbn_lightning.files.writing import output_file, write_output
 from swbn_lightning.norms.health import check_running_statistics
 from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
-from swbn_lightning.runs.folders import RUN_FILE
+from swbn_lightning.runs.folders import RUN_FILE, run_folder_of
 from swbn_lightning.runs.read import read_runs
 from swbn_lightning.runs.record import record_of
 from swbn_lightning.training.hyperparameters import MODEL_CLASS, class_name
@@ -67,7 +67,7 @@ def main(args: Sequence[str]) -> None:
     import_modules(options.imports)
     checkpoint = find_checkpoint(options.run)
     usual = f"features_{'images' if options.images else options.split}.npz"
-    output = output_file(options.output or _run_folder(checkpoint) / usual, "the features", usual)
+    output = output_file(options.output or (run_folder_of(checkpoint) or Path()) / usual, "the features", usual)
     write = {".npz": _as_npz, ".parquet": _as_parquet}.get(output.suffix)
     if write is None:
         raise InputError(f"{output}: features are written as .npz or .parquet.")
@@ -163,8 +163,9 @@ def _data(checkpoint: Path, root: str | None) -> ImageDataModule:
             f"{printable(settings.get('data.class_path', 'nothing'))}; --imports MODULE makes yours known."
         )
     given = _nested(settings, "data.init_args.")
-    if root is None and has_file(_run_folder(checkpoint), (RUN_FILE,)):
-        root = read_runs([_run_folder(checkpoint)])[0].settings.get("data.init_args.root")
+    folder = run_folder_of(checkpoint)
+    if root is None and folder and has_file(folder, (RUN_FILE,)):
+        root = read_runs([folder])[0].settings.get("data.init_args.root")
     if root is not None:
         given["root"] = root
     try:
@@ -202,11 +203,6 @@ def _nested(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
                     raise InputError(f"the settings say {printable(key)} twice.")
             place[last] = value
     return made
-
-
-def _run_folder(checkpoint: Path) -> Path:
-    """Where a run's files are; of a checkpoint by itself the working folder."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else Path()
 
 
 def _as_npz(found: Embedded) -> bytes:

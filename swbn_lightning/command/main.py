@@ -3,12 +3,11 @@
 
 import importlib
 import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import yaml
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -23,7 +22,7 @@ from swbn_lightning.command.run_files import RunConfiguration, RunFilesToLoggers
 from swbn_lightning.command.signals import code_after_sigterm, let_sigterm_kill
 from swbn_lightning.data.image_data import ImageDataModule
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import flatten, parse_yaml
+from swbn_lightning.files.reading import flatten
 from swbn_lightning.training.callbacks.check_ranks_agree import CheckRanksAgree  # noqa: F401 (for --trainer.callbacks)
 from swbn_lightning.training.callbacks.last_checkpoint import LastCheckpoint
 from swbn_lightning.training.callbacks.model_card import ModelCard
@@ -79,11 +78,10 @@ class SwbnCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
-        words = sys.argv[1:] if args is None else args
-        self._command_line = shlex.join(["swbn", *words])
+        self._command_line = shlex.join(["swbn", *args])
         own = self.config[command := self.config.subcommand]
         settings.import_modules(own.imports)
-        settings.settle(own, command, words)
+        settings.settle(own, command, args)
         self._checkpoint = settings.checkpoint_to_load(own, command)
         own.ckpt_path = None  # else Lightning would now have jsonargparse import and call whatever a checkpoint names
 
@@ -142,7 +140,7 @@ class SwbnCLI(LightningCLI):
 
     def _flat_settings(self) -> dict[str, Any]:
         """As in ``config.yaml``."""
-        return flatten(parse_yaml(self.parser.dump(self.config, skip_none=False))[str(self.subcommand)])
+        return flatten(yaml.safe_load(self.parser.dump(self.config, skip_none=False))[str(self.subcommand)])
 
     def _can_be_monitored(self, quantity: str | None) -> bool:
         """Not what validation would measure, where no images validate: then the last epoch is what a run leaves."""
@@ -162,23 +160,18 @@ _COMMANDS = {
 }
 
 
-def run(args: Sequence[str] | None) -> None:
+def run(words: list[str]) -> None:
     """One command that needs Lightning; see :func:`swbn_lightning.__main__.main`, which has looked at the words."""
-    given = sys.argv[1:] if args is None else list(args)
-    other = _COMMANDS.get(given[0]) if given else None
+    other = _COMMANDS.get(words[0]) if words else None
     with errors_as_messages(shows_only=other is not None):
         if other is not None:
-            importlib.import_module(other).main(given[1:])
+            importlib.import_module(other).main(words[1:])
         else:
-            _run_lightning(args)
+            _run_lightning(["fit", *words[1:]] if words[:1] == ["train"] else words)
 
 
-def _run_lightning(args: Sequence[str] | None) -> None:
+def _run_lightning(words: list[str]) -> None:
     """One of the Trainer's commands."""
-    if args is None:
-        sys.argv[1:] = settings.without_alias(sys.argv[1:])
-    else:
-        args = settings.without_alias(args)
     say_less()
     quiet: dict[str, Any] = {"exit_on_error": False}  # it would show all options first
     try:
@@ -195,7 +188,7 @@ def _run_lightning(args: Sequence[str] | None) -> None:
             parser_class=CommandParser,
             parser_kwargs={"prog": "swbn", **quiet, **{c: quiet | about(c) for c in LightningCLI.subcommands()}},
             trainer_defaults={"log_every_n_steps": _LOG_EVERY},
-            args=args,
+            args=words,
         )
     except SIGTERMException:  # which by itself would end with 0, as if the training were done
         raise SystemExit(code_after_sigterm()) from None

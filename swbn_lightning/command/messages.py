@@ -20,6 +20,7 @@ from swbn_lightning.files.screen import forgiving_screen
 _NOISE = (
     (".*does not have many workers", "pytorch_lightning", "the data lie in memory"),
     ("The number of training batches .* logging interval", "pytorch_lightning", "a run that is short on purpose"),
+    ("LightningCLI's args parameter", "pytorch_lightning", "they are those of the command line, or a program's own"),
     ("The dirpath has changed", "pytorch_lightning", "a test has a folder of its own; the training's is another"),
     ("Total length of `list` across ranks is zero", "pytorch_lightning", "no validation, as the data module was told"),
     (r"`isinstance\(treespec, LeafSpec\)` is deprecated", "pytorch_lightning", "torch's, of Lightning 2.6.6"),

@@ -94,11 +94,6 @@ def _settle_checkpoints(checkpoint: Namespace, trainer: Namespace) -> None:
         checkpoint.save_on_train_epoch_end = every_epoch
 
 
-def without_alias(arguments: Sequence[str]) -> list[str]:
-    """``swbn train`` is ``swbn fit``."""
-    return ["fit" if i == 0 and word == "train" else word for i, word in enumerate(arguments)]
-
-
 def keep_loggers_files_below(root: str, loggers: Any) -> None:
     """Have a logger that is not told where to write do so below the folder of runs, not in the working folder."""
     for logger in as_list(loggers):
@@ -140,7 +135,7 @@ def _last_options(files: Sequence[Any], name: str, options: str) -> tuple[Any, A
     norm = None
     for file in files:
         try:
-            model = read_yaml(Path(str(file)), link=True).get("model")
+            model = read_yaml(Path(str(file))).get("model")
         except InputError:  # what the parser took and this reader does not
             continue
         said = model.get("init_args", model) if isinstance(model, Mapping) else None

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from lightning_fabric.plugins.environments import TorchElasticEnvironment
-
 
 def _leave(number: int, _: FrameType | None) -> None:
     # Lightning calls the handler that it found, too.
@@ -45,5 +43,7 @@ def code_after_sigterm() -> int:
 
     Of a process that Lightning itself started beside the command's, any code but 0 would have the latter killed.
     """
+    from lightning_fabric.plugins.environments import TorchElasticEnvironment
+
     started = os.environ.get("LOCAL_RANK", "0") != "0" and not TorchElasticEnvironment.detect()
     return 0 if started else 128 + signal.SIGTERM

@@ -8,25 +8,20 @@ import csv
 import io
 import json
 import os
-import re
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
-
 from swbn_lightning.errors import InputError
 
-_MOST_BYTES = {".json": 16 << 20, ".yaml": 1 << 20, ".csv": 64 << 20}
-# Of a text each hundred letters count, and a reference as what it refers to.
-_MOST_VALUES = {".json": 1_000_000, ".yaml": 20_000}
+_MOST_BYTES = {".json": 16 << 20, ".csv": 64 << 20}
+_MOST_VALUES = 1_000_000  # in a JSON file; of a text each hundred letters count
+_MOST_SETTINGS = 20_000
 _MOST_ROWS = 1_000_000
 _DEEPEST = 40
 _LONGEST_KEY = 1_000
 _LARGEST = 1e100  # of a number: its square, and a sum of many, are finite
-# The name of a folder that is no UTF-8, as PyYAML writes it and libyaml does not read it.
-_SURROGATE = re.compile(r"\\(?=u[dD][89a-fA-F])")
 _MOST_WHOLE = 2**53  # up to which a float tells every whole number from the next
 _MOST_ENTRIES = 1_000_000  # files and folders below a path
 _MOST_RUNS = 2_000
@@ -37,7 +32,7 @@ class UnreadableFile(InputError):
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(f"{printable(path)} cannot be read: {reason}.")
-        self.reason = reason
+        self.name, self.reason = Path(path).name, reason
 
 
 @contextlib.contextmanager
@@ -57,7 +52,7 @@ def reading(path: str | Path) -> Iterator[None]:
         raise UnreadableFile(path, reason or type(error).__name__) from error
 
 
-def read_json(path: Path, most: int = _MOST_VALUES[".json"], link: bool = False) -> dict[str, Any]:
+def read_json(path: Path, most: int = _MOST_VALUES, link: bool = False) -> dict[str, Any]:
     """The mapping of at most ``most`` values in a JSON file; the numbers in it may be NaN or infinite.
 
     It may be a ``link`` only where nothing of it is shown.
@@ -66,20 +61,17 @@ def read_json(path: Path, most: int = _MOST_VALUES[".json"], link: bool = False)
         return plain_mapping(json.loads(file.read()), most)
 
 
-def read_yaml(path: Path, link: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML file, by the safe loader; dates and numbers in base 60 are words.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a configuration, which is the user's own and trusted, as the command's parser reads it."""
+    import jsonargparse  # which only commands with a configuration need
 
-    It may be a ``link`` only where it is the user's own.
-    """
-    with reading(path), _opened(path, ".yaml", link) as file:
-        return parse_yaml(file.read())
-
-
-def parse_yaml(text: str) -> dict[str, Any]:
-    """The mapping in a YAML text, as :func:`read_yaml`; raises the parser's errors too."""
-    text, most = _SURROGATE.sub(r"\\\\", text), _MOST_VALUES[".yaml"]
-    _check_references(text, most)  # before they are followed
-    return plain_mapping(yaml.load(text, _Loader), most)
+    with reading(path):
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InputError("it is not a regular file")
+        content = jsonargparse.get_loader("yaml")(path.read_text())
+        if not isinstance(content, dict | None):
+            raise InputError(f"it holds a {type(content).__name__}, not a mapping")
+        return content or {}
 
 
 def csv_rows(path: Path, columns: Collection[str] = (), log: bool = False) -> Iterator[tuple[int, dict[str, str]]]:
@@ -225,61 +217,6 @@ def _weight(value: Any) -> int:
     return 1 + len(value) // 100 if isinstance(value, str) else 1
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The safe loader; the quick one where there is one."""
-
-
-_TAG = "tag:yaml.org,2002:"
-# A date that does not exist would be an error, and one that does is no setting. 1:30 is a text: a long number in
-# base 60 takes minutes.
-_Loader.yaml_implicit_resolvers = {
-    letter: [
-        (
-            tag,
-            re.compile(f"(?!.*:){pattern.pattern}", pattern.flags)
-            if tag in (f"{_TAG}int", f"{_TAG}float")
-            else pattern,
-        )
-        for tag, pattern in resolvers
-        if tag != f"{_TAG}timestamp"
-    ]
-    for letter, resolvers in _Loader.yaml_implicit_resolvers.items()
-}
-
-
-def _number(loader: Any, node: Any) -> Any:
-    text = loader.construct_scalar(node)
-    if ":" in text:  # with a tag of its own, as !!int 1:30
-        raise InputError("it holds a number in base 60")
-    whole_number = node.tag == f"{_TAG}int"
-    return loader.construct_yaml_int(node) if whole_number else loader.construct_yaml_float(node)
-
-
-for _kind in ("int", "float"):
-    _Loader.add_constructor(f"{_TAG}{_kind}", _number)
-
-
-def _check_references(text: str, most: int) -> None:
-    """Refuse a text that means more than so many values: a small one can mean billions by references to itself."""
-    total, open_, sizes = 0, [], {}
-    for event in yaml.parse(text, _Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            open_.append((event.anchor, total))
-            total += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_.pop()
-            sizes[anchor] = total - before
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor] = _weight(event.value)
-            total += sizes[event.anchor]
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in sizes:
-                raise InputError(f"*{event.anchor} refers to what it is a part of, or to nothing")
-            total += sizes[event.anchor]
-        if len(open_) > _DEEPEST or total > most:
-            raise InputError(f"its settings are nested more than {_DEEPEST} deep or more than {most} in number")
-
-
 def _maps_beginnings(value: Mapping[Any, Any]) -> bool:
     """Whether it maps beginnings of names to plain values, as ``backbone_names`` does."""
     plain = not any(isinstance(part, Mapping | list) for part in value.values())
@@ -287,10 +224,10 @@ def _maps_beginnings(value: Mapping[Any, Any]) -> bool:
 
 
 def _flatten(value: Any, key: str, depth: int, flat: dict[str, Any]) -> None:
-    if depth > _DEEPEST or len(flat) > _MOST_VALUES[".yaml"] or len(key) > _LONGEST_KEY:
+    if depth > _DEEPEST or len(flat) > _MOST_SETTINGS or len(key) > _LONGEST_KEY:
         raise InputError(
-            f"its settings are nested more than {_DEEPEST} deep, more than {_MOST_VALUES['.yaml']} in number or "
-            f"have names of more than {_LONGEST_KEY} letters"
+            f"its settings are nested more than {_DEEPEST} deep, more than {_MOST_SETTINGS} in number or have "
+            f"names of more than {_LONGEST_KEY} letters"
         )
     if key and isinstance(value, Mapping) and _maps_beginnings(value):
         flat[key] = json.dumps({str(name): part for name, part in value.items()}, default=str)

@@ -4,15 +4,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _NARROWEST, _WIDEST = 40, 1_000_000  # letters a line of a table; with fewer some columns would have none
 
 
-def table_console() -> Console:
+def table_console() -> "Console":
     """For tables whose columns fold: what is no terminal, as a file, has lines as long as a table needs."""
+    from rich.console import Console
+
     console = Console()
     console.width = max(console.width, _NARROWEST) if console.is_terminal else _WIDEST
     return console
@@ -36,7 +39,7 @@ class Screen:
         try:
             self._stream.write(text)
         except UnicodeEncodeError as error:
-            self._stream.write(text.encode(error.encoding, "replace").decode(error.encoding))
+            return self.write(text.encode(error.encoding, "replace").decode(error.encoding))
         except (OSError, ValueError) as error:  # ValueError: it is closed
             self._lose(error)
         return len(text)

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -65,31 +64,6 @@ def test_a_list_of_episodes_that_is_none(tmp_path, line, reason):
     assert reason in str(error.value)
 
 
-LAUGHS = ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 40)]
-MERGED = ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40)]
-LONG = [f"a: &a {'x' * 20_000}", f"b: [{', '.join(['*a'] * 1_000)}]"]
-ODD_YAML = [
-    ("seed_everything: \xe9".encode("latin-1"), "can't decode"), (b"a: &a [*a]", "*a refers to what it is a part of"),
-    (b"a: &a\n  <<: *a\n", "*a refers to"), (b"a: *b", "*b refers to"),
-    ("\n".join(LAUGHS).encode(), "more than 20000 in number"), ("\n".join(MERGED).encode(), "more than 20000"),
-    ("\n".join(LONG).encode(), "more than 20000"), (b"a: " + b"[" * 90 + b"]" * 90, "nested more than 40 deep"),
-    (b"a: " + b"[" * 100_000, "nest"), (b"a: " + b"9" * 5000, "digits"),
-    (b"a: " + b"9" * 400, "an integer of 1329 bits"),
-    (b"a: !!bool x", "it lacks 'x'"), (b"- 1", "a list, not a mapping"),
-    (b"", "it holds nothing, not a mapping"), (b"a: 1\n---\na: 2", "single document"), (b"? [a, b]\n: 1", "unhashable"),
-    (b"#" * (2 << 20), "it has 2 MiB, and 1 are the most that is read"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("content,reason", ODD_YAML, ids=lambda value: None)
-def test_settings_that_cannot_be_read_are_told_at_once(tmp_path, content, reason):
-    (tmp_path / "config.yaml").write_bytes(content)
-    begun = time.monotonic()
-    with pytest.raises(InputError, match=r"config\.yaml cannot be read") as error:
-        read_yaml(tmp_path / "config.yaml")
-    assert reason in str(error.value) and len(str(error.value)) < 600 and time.monotonic() - begun < 10
-
-
 @pytest.mark.parametrize("odd", [
     {"id": "../../etc"}, {"id": ["a"], "from": {"a": 1}, "trained": [], "environment": 5}, {"settings": [1]},
     {"trained": {"id": "0" * 16, "settings": "x", "started": 7}}, {"kind": "\x1b[2J", "started": 1e308},
@@ -104,11 +78,10 @@ def test_what_a_run_says_of_itself_is_taken_or_left(tmp_path, odd):
 
 
 @pytest.mark.parametrize("content,reason", [
-    (b'{"a":' + b"[" * 100_000, "nested more than 40 deep"), (b'{"a":' + b"[" * 50 + b"]" * 50 + b"}", "nested more"),
-    (b'{"a": ' + b"9" * 5000 + b"}", "digits"), (b'{"a": 1' + b"0" * 400 + b"}", "an integer of 1329 bits"),
-    (b"[]", "a list, not a mapping"), (b'{"results": 1}', "cannot be read"), (b'{"results": [[]]}', "cannot be read"),
-    (b'{"results": [{}]}', "it lacks 'episodes_id'"), (b"{}", "it lacks 'results'"), (b"\xff", "can't decode"),
-    (b" " * (17 << 20), "it has 17 MiB, and 16 are the most that is read"),
+    (b'{"a":' + b"[" * 50 + b"]" * 50 + b"}", "nested more"),
+    (b'{"a": 1' + b"0" * 400 + b"}", "an integer of 1329 bits"), (b'{"results": 1}', "cannot be read"),
+    (b'{"results": [[]]}', "cannot be read"), (b'{"results": [{}]}', "it lacks 'episodes_id'"),
+    (b"{}", "it lacks 'results'"),
 ])  # fmt: skip
 def test_results_that_cannot_be_read_are_told(tmp_path, content, reason):
     a, b = saved(tmp_path, "a", episodes(1)), saved(tmp_path, "b", episodes(2))
@@ -168,15 +141,6 @@ def test_more_files_than_are_looked_through(tmp_path, monkeypatch):
         (tmp_path / f"{number}.txt").write_text("")
     with pytest.raises(InputError, match="holds more than 2000 runs or 20 files; give folders below it"):
         report(tmp_path)
-
-
-def test_rows_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("swbn_lightning.files.reading._MOST_ROWS", 3)
-    (tmp_path / "a.csv").write_text("x\n1\n2\n3\n")
-    assert [row["x"] for _, row in csv_rows(tmp_path / "a.csv")] == ["1", "2", "3"]
-    (tmp_path / "a.csv").write_text("x\n1\n2\n3\n4\n")
-    with pytest.raises(InputError, match=r"a\.csv cannot be read: it has more than 3 rows"):
-        list(csv_rows(tmp_path / "a.csv"))
 
 
 def test_settings_of_many_letters():

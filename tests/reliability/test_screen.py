@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from cli import main
-from swbn_lightning.files.screen import table_console
+from swbn_lightning.files.screen import Screen, table_console
 from swbn_lightning.training.callbacks.result_table import result_table
 from tests.conftest import REPOSITORY
 
@@ -39,6 +39,12 @@ def test_a_test_keeps_its_results_whatever_the_screen_is(kind, trained, tmp_path
     if kind == "latin-1":
         text = (tmp_path / "screen").read_text(encoding=kind)
         assert "run folder: " in text and "start ? end" in text and "±" in text
+
+
+def test_letters_that_a_full_disk_lacks():
+    with Path("/dev/full").open("w", encoding="latin-1", buffering=1) as disk:
+        full = Screen(disk)
+        assert full.write("start → end\n") and full.lost.strerror == "No space left on device"
 
 
 def test_a_comparison_that_could_not_be_shown_is_no_success(tmp_path):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
 
 from cli import main
-from swbn_lightning.files.reading import flatten, read_yaml
+from swbn_lightning.files.reading import flatten
 from swbn_lightning.runs.checkpoints import read_checkpoint
 from swbn_lightning.runs.record import record_of
 from tests.made_runs import make_fit, told
@@ -57,7 +58,7 @@ def test_runs_say_what_they_are_and_whose_test_they_are(trained):
     found = fit["environment"]
     assert found["device"].startswith("CPU, ") and found["seed"] == 5 and found["Python"] == platform.python_version()
     assert (found["processes"], found["precision"], found["threads"]) == (1, "32-true", torch.get_num_threads())
-    assert fit["settings"] == flatten(read_yaml(folder / "version_0" / "config.yaml"))
+    assert fit["settings"] == flatten(yaml.safe_load((folder / "version_0" / "config.yaml").read_text()))
     assert len({fit["id"], resumed["id"], test["id"]}) == 3
     assert (fit["from"], resumed["from"], test["from"]) == (None, fit["id"], resumed["id"])
     assert fit["trained"] is None and resumed["trained"] is None

@@ -7,7 +7,6 @@ import pytest
 
 from swbn_lightning.data.safe_pickle import load_pickle
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import read_yaml
 from swbn_lightning.runs.page import page as page_module
 from swbn_lightning.runs.page.page import write_report
 
@@ -48,19 +47,6 @@ def test_numbers_as_keys_are_few(tmp_path):
         load_pickle(pickle_of(tmp_path / "c", b"](" + of(10_000) * 11 + b"e."))
     names = b"\x80\x02}(" + b"".join(b"U\x05%05dK\x01" % key for key in range(38_400)) + b"u."
     assert len(load_pickle(pickle_of(tmp_path / "d", names))) == 38_400
-
-
-def test_yaml_has_no_numbers_in_base_60(tmp_path):
-    path = tmp_path / "a.yaml"
-    path.write_text("a: 1" + ":1" * 200_000 + "\nb: 1:30\nc: 1:30.5\nd: 12\ne: -1.5e-3\nf: 0x1F\ng: .inf\n")
-    found = {}
-    assert seconds(lambda: found.update(read_yaml(path))) < 2
-    assert found.pop("a").endswith(":1")
-    assert found == {"b": "1:30", "c": "1:30.5", "d": 12, "e": -0.0015, "f": 31, "g": float("inf")}
-    for kind in ("int", "float"):
-        path.write_text(f"a: !!{kind} 1" + ":1" * 200_000)
-        with pytest.raises(InputError, match="a number in base 60"):
-            read_yaml(path)
 
 
 def run(folder, rows=(), kind="test", settings=None):
