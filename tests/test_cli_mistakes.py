@@ -1,10 +1,13 @@
 """Input that cannot work is met by a message, before any training."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from cli import main
+from swbn_lightning.errors import InputError
+from swbn_lightning.runs.folders import new_run_folder
 from tests.test_cli import CIFAR_FS, REPOSITORY, SHORT
 
 
@@ -67,6 +70,13 @@ def test_bad_input_is_met_by_a_clear_error(arguments, words, tiny_cifar100, caps
     assert words in printed.err.replace("\n", " ") and "usage:" not in printed.err
     assert "Traceback" not in printed.err + printed.out
     assert "Epoch 0" not in printed.out
+
+
+def test_a_folder_of_runs_that_may_not_be_written_is_named(monkeypatch):
+    refused = PermissionError(13, "Permission denied")
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=[None, FileExistsError(), refused]))
+    with pytest.raises(InputError, match="no run folder can be made at runs/mine: Permission denied"):
+        new_run_folder("runs", "mine")
 
 
 def test_glyphs_take_no_root_and_a_missing_config_is_named(capsys):

@@ -267,7 +267,6 @@ def test_folders_that_hold_both_kinds_of_tests(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("line", "reason"), [
-    ("1,0,0,1", "line 3: image 1 stands in line 2, too"), ("-1,0,0,1", "line 3: '-1' is not the number of an image"),
     ("7,x,0,1", "line 3: 'x' is not a whole number"), ("7,0,1.5,1", "line 3: '1.5' is not a whole number"),
     ("7,0,0,1", "holds 2 images, results.json says 400"),
 ])  # fmt: skip

@@ -4,8 +4,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from swbn_lightning.runs.card import card_of
 from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
 from swbn_lightning.runs.export import export
 from swbn_lightning.runs.exported import write_exported
+from swbn_lightning.runs.folders import run_folder_of
 from tests.conftest import REPOSITORY
 
 
@@ -138,6 +142,14 @@ def test_a_card_has_the_tests_of_its_own_training_only(published):
     for origin, shown in (("0" * 16, False), (told["from"], True)):
         (runs / "version_9" / "run.json").write_text(json.dumps({**told, "id": "1" * 16, "from": origin}))
         assert ("5-way 3-shot" in card_of(published[0], exported=True)) is shown
+    # The newest by when it was, wherever it was.
+    results["results"][0] |= {"shots": 1, "accuracy": 0.125}
+    (runs / "version_9" / "results.json").write_text(json.dumps(results))
+    later = datetime.fromisoformat(told["started"]) + timedelta(hours=1)
+    for started in (later.astimezone(timezone(timedelta(hours=hours))).isoformat() for hours in (-12, 12)):
+        (runs / "version_9" / "run.json").write_text(json.dumps({**told, "id": "1" * 16, "started": started}))
+        assert "| 12.50 ±" in card_of(published[0], exported=True)
+    shutil.rmtree(runs / "version_9")
 
 
 def test_what_a_card_shows_of_anybody_is_text(published, copy, tmp_path):
@@ -239,6 +251,22 @@ def test_where_it_may_be_written(published, tmp_path, capsys):
         write_exported({"state_dict": {}, "hyper_parameters": {"x": torch.zeros(1)}}, "", tmp_path / "new")
     with pytest.raises(ValueError, match=r"extra of the state is no tensor"):
         write_exported({"state_dict": {"extra": 1}}, "", tmp_path / "new")
+
+
+def test_a_checkpoint_by_itself_is_exported_here_and_without_a_class_to_import(published, tmp_path, monkeypatch):
+    content = torch.load(published[0], weights_only=True)
+    del content["model_class"]  # as of a LightningModule of the user's own
+    deep = tmp_path / "sub" / "deep"
+    deep.mkdir(parents=True)
+    torch.save(content, deep / "mine.ckpt")
+    monkeypatch.chdir(deep)
+    assert export("mine.ckpt") == deep / "export"
+    monkeypatch.chdir(tmp_path)
+    assert export("sub/deep/mine.ckpt") == tmp_path / "export"
+    for card in ((tmp_path / "export" / "README.md").read_text(), card_of(deep / "mine.ckpt")):
+        assert "import Model" not in card and "## Figures" in card
+    monkeypatch.chdir(published[0].parent)
+    assert run_folder_of(Path(published[0].name)) == published[0].parents[1]
 
 
 def test_weights_in_any_layout_and_sharing_memory_are_whole(tmp_path):

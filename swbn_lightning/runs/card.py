@@ -10,20 +10,22 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template
 
 from swbn_lightning.errors import InputError
-from swbn_lightning.files.reading import finite, has_file, plain_mapping
+from swbn_lightning.files.reading import finite, has_file
 from swbn_lightning.files.writing import markdown_text
 from swbn_lightning.runs.checkpoints import read_checkpoint
+from swbn_lightning.runs.folders import run_folder_of
+from swbn_lightning.runs.intervals import percent
 from swbn_lightning.runs.read import FILES, Run, find_runs, read_runs
 from swbn_lightning.runs.record import Record
 from swbn_lightning.runs.saved_tests import setting_words
-from swbn_lightning.runs.trained_data import data_facts
+from swbn_lightning.runs.trained_data import data_facts, plain_part
 
 CARD_FILE = "card.md"  # beside a checkpoint
 _TEMPLATE = "card.md.jinja"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _OWN = ("fewshot", "classification")  # packages whose models are known by their short names
 _SETTINGS = ("model.", "data.", "seed_everything", "trainer.max_epochs", "trainer.max_steps", "trainer.precision")
-_MOST_CLASSES, _MOST = 100, 1_000_000
+_MOST_CLASSES = 100
 _NONE = "–"
 
 
@@ -38,7 +40,7 @@ def card_of(checkpoint: Path, exported: bool = False) -> str:
         InputError: as :func:`~swbn_lightning.runs.checkpoints.read_checkpoint`.
     """
     content = read_checkpoint(checkpoint)
-    made, record, facts = _mapping(content, "hyper_parameters"), Record.of(content.get("run")), data_facts(content)
+    made, record, facts = plain_part(content, "hyper_parameters"), Record.of(content.get("run")), data_facts(content)
     told = content.get("model_class")
     package, _, kind = told.rpartition(".") if isinstance(told, str) and _CLASS.fullmatch(told) else ("", "", "Model")
     own = _run_of(checkpoint)
@@ -66,14 +68,14 @@ def card_of(checkpoint: Path, exported: bool = False) -> str:
         environment=", ".join(
             f"{markdown_text(name)} {markdown_text(value)}"
             for name, value in (own.environment if own else {}).items()
-            if name not in ("command", "seed")
+            if name != "seed"
         ),
     )
 
 
 def _run_of(checkpoint: Path) -> Run | None:
-    folder = checkpoint.absolute().parent.parent
-    return read_runs([folder])[0] if has_file(folder, FILES) else None
+    folder = run_folder_of(checkpoint.absolute())
+    return read_runs([folder])[0] if folder and has_file(folder, FILES) else None
 
 
 def _tests(training: Run, checkpoint: Path) -> list[dict[str, Any]]:
@@ -81,8 +83,8 @@ def _tests(training: Run, checkpoint: Path) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(InputError):  # more than anybody reads
         runs = read_runs(find_runs([training.folder.parent]))
-        tests = [run for run in runs if run.kind == "test" and run.origin == training.id and run.started]
-        for run in sorted(tests, key=lambda run: str(run.started)):
+        tests = [(run.started, run) for run in runs if run.kind == "test" and run.origin == training.id and run.started]
+        for _, run in sorted(tests, key=lambda test: test[0]):
             if training.id and Path(run.checkpoint or "").name == checkpoint.name:
                 found |= {_words(row): row for row in run.rows}
     return list(found.values())
@@ -110,8 +112,7 @@ def _count(value: Any) -> str:
 
 def _percent(row: Mapping[str, Any], of: str = "") -> str:
     accuracy, ci95 = (finite(row.get(f"{of}{name}")) for name in ("accuracy", "ci95"))
-    half = f" ± {100 * ci95:.2f}" if ci95 is not None else ""
-    return _NONE if accuracy is None else f"{100 * accuracy:.2f}{half}"
+    return _NONE if accuracy is None else percent(accuracy, ci95)
 
 
 def _images(facts: Mapping[str, Any]) -> str:
@@ -134,14 +135,6 @@ def _data(facts: Mapping[str, Any]) -> list[str]:
         name = markdown_text(f"{split} ({own.get('name')})")
         lines.append(f"{name}: {own['images']:,} images of {len(classes):,} classes: {markdown_text(names)}{more}.")
     return lines
-
-
-def _mapping(content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A part of a checkpoint as plain values; empty where it is none."""
-    try:
-        return plain_mapping(content.get(key), _MOST)
-    except InputError:
-        return {}
 
 
 @cache

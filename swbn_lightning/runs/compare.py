@@ -31,8 +31,9 @@ from swbn_lightning.runs.intervals import (
     difference,
     mcnemar,
     mean_interval,
+    percent,
 )
-from swbn_lightning.runs.saved_tests import IMAGES, Kind, SavedTest, find_tests
+from swbn_lightning.runs.saved_tests import IMAGES, SavedTest, Unit, find_tests
 
 _NONE = "–"
 _NO_DIFFERENCE = Difference(None, None, None)
@@ -45,7 +46,7 @@ class Comparison(NamedTuple):
     setting: str
     label: str
     seeds: tuple[int | None, ...]  # one a training; None of one without a seed
-    kind: Kind  # whether of episodes or images
+    kind: Unit  # whether of episodes or images
     tested: int  # of these, that all runs of the table share
     accuracy: Interval  # over the episodes or images; of several seeds over the seeds
     difference: Difference | None = None  # to the first run; None for that one
@@ -252,10 +253,7 @@ def _table(setting: str, lines: list[Comparison]) -> Table:
 
 
 def _percent(found: Interval | None, sign: str) -> str:
-    if found is None:
-        return _NONE
-    half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
-    return f"{100 * found.mean:{sign}.2f}{half}"
+    return _NONE if found is None else percent(found.mean, found.half_width, sign)
 
 
 def notes(lines: Sequence[Comparison]) -> list[str]:

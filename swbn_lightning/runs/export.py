@@ -17,6 +17,7 @@ from swbn_lightning.files.reading import printable
 from swbn_lightning.runs.card import card_of
 from swbn_lightning.runs.checkpoints import find_checkpoint, read_checkpoint
 from swbn_lightning.runs.exported import README_FILE, SETTINGS_FILE, WEIGHTS_FILE, is_exported, write_exported
+from swbn_lightning.runs.folders import run_folder_of
 
 FOLDER = "export"  # in the run's
 
@@ -32,7 +33,7 @@ def main(args: Sequence[str]) -> None:
         prog="swbn export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="runs/NAME (its best checkpoint), one of its versions, a .ckpt file")
-    parser.add_argument("--output", metavar="DIR", help=f"the folder; {FOLDER}/ in the run's by default")
+    parser.add_argument("--output", metavar="DIR", help=f"the folder; {FOLDER}/ in the run's, or here without a run")
     options = parser.parse_args(args)
     print(f"exported: {printable(export(options.run, options.output))}")
 
@@ -42,7 +43,7 @@ def export(run: str | Path, output: str | Path | None = None) -> Path:
 
     Args:
         run: as :func:`~swbn_lightning.runs.checkpoints.find_checkpoint`.
-        output: the folder; by default ``export/`` in the run's folder.
+        output: the folder; by default ``export/`` in the run's folder, or here if the checkpoint is in none.
 
     Returns:
         The folder.
@@ -54,7 +55,7 @@ def export(run: str | Path, output: str | Path | None = None) -> Path:
     checkpoint = find_checkpoint(run)
     if is_exported(checkpoint):
         raise InputError(f"{checkpoint.parent} is an export already; copy the folder.")
-    folder = Path(output).expanduser() if output else checkpoint.absolute().parent.parent / FOLDER
+    folder = Path(output).expanduser() if output else (run_folder_of(checkpoint) or Path()).absolute() / FOLDER
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for the export.")
     own = {WEIGHTS_FILE, SETTINGS_FILE, README_FILE}

@@ -1,5 +1,6 @@
 """Run folders, ``<root>/<name>/version_<n>``: their names, and those of the files in them."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -27,16 +28,21 @@ def new_run_folder(root: str | Path, name: str) -> Path:
     base = Path(root) / name
     try:
         base.mkdir(parents=True, exist_ok=True)
+        number = max((_number(folder) for folder in run_versions(base)), default=-1) + 1
+        while True:
+            folder = base / f"version_{number}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+            number += 1
     except OSError as error:
         raise InputError(f"no run folder can be made at {base}: {error.strerror or error}.") from error
-    number = max((_number(folder) for folder in run_versions(base)), default=-1) + 1
-    while True:
-        folder = base / f"version_{number}"
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """The run's folder in whose ``checkpoints/`` a file lies; None for a file by itself."""
+    path = checkpoint if checkpoint.parent.name else checkpoint.absolute()
+    return path.parent.parent if path.parent.name == "checkpoints" else None
 
 
 def run_versions(base: str | Path) -> list[Path]:

@@ -107,6 +107,11 @@ def two_way_difference(
     return Interval(mean, None, half if half > _ROUNDING else None, total)
 
 
+def percent(mean: float, half_width: float | None, sign: str = "") -> str:
+    """A fraction in percent, with the half-width of its interval where it has one; ``sign`` "+" is for differences."""
+    return f"{100 * mean:{sign}.2f}" + (f" ± {100 * half_width:.2f}" if half_width is not None else "")
+
+
 class Difference(NamedTuple):
     """By how much one side of the pairs is above the other."""
 

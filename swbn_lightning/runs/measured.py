@@ -8,14 +8,13 @@ from typing import Any
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import csv_rows, finite, printable, reading, whole
-from swbn_lightning.runs.curves import MEASURES
+from swbn_lightning.runs.curves import MEASURES, UNITS
 from swbn_lightning.runs.folders import METRICS_FILE
 from swbn_lightning.runs.read import Run
 from swbn_lightning.whiteness.plots import STAGES
 from swbn_lightning.whiteness.records import MEAN, WHITENESS_FILE, CorrelationMap, read_heatmap, read_whiteness
 
 Series = dict[int, float]
-UNITS = ("epoch", "step")
 LOGGED = tuple(name for names in MEASURES.values() for name in names)
 _MOST_HEATMAPS = 24  # of one run
 _ROUNDED = 1.01  # a correlation may be, in half precision

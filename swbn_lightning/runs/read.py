@@ -25,7 +25,7 @@ _NO_SEED = "no seed"
 Item = TypeVar("Item")
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One run's folder; None is what is not known."""
 
@@ -36,7 +36,8 @@ class Run:
     origin: str | None = None  # the id of the run whose checkpoint it tested or went on from, if it did
     trained: Record | None = None  # of a test, that run as the test has kept it
     settings: dict[str, Any] = field(default_factory=dict)  # flat
-    environment: dict[str, Any] = field(default_factory=dict)  # command line, device and versions
+    command: str | None = None  # the command line
+    environment: dict[str, Any] = field(default_factory=dict)  # device and versions
     results: dict[str, Any] = field(default_factory=dict)  # what results.json holds
     unreadable: dict[str, UnreadableFile] = field(default_factory=dict)  # by the file's name
     problems: list[str] = field(default_factory=list)  # what is missing or wrong, in words
@@ -68,11 +69,11 @@ class Run:
             return read(path)
         except UnreadableFile as error:
             self.unreadable[name] = error
-            self.problems.append(f"{printable(name)} cannot be read ({error.reason})")
+            self.problems.append(f"{printable(error.name)} cannot be read ({error.reason})")  # or a file that it needs
             return None
 
 
-@dataclass
+@dataclass(eq=False)
 class Training:
     """One training: a run, or several of which each went on from the one before; and its tests.
 
@@ -160,37 +161,33 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     for own in by_id.values():
         if len({told for _, told in own}) == 1:
             chosen = max((run for run, _ in own), key=lambda run: (run.ended is not None, run.ended or run.started))
-            left_out |= {id(run) for run, _ in own if run is not chosen}
+            left_out |= {run for run, _ in own} - {chosen}
             continue
         for run, _ in own:
             run.problems.append(f"its id {run.id} is that of another run, too: what belongs to either is not known")
             run.id = None
-    return [run for run in runs if id(run) not in left_out]
+    return [run for run in runs if run not in left_out]
 
 
 def as_trainings(runs: Sequence[Run]) -> list[Training]:
     """Each training with what went on from it and what tested it, in the order of the runs; without predictions."""
     by_id = {run.id: run for run in runs if run.id is not None and run.kind == "fit"}
-    sources = {id(run): by_id[run.origin] for run in runs if run.origin in by_id}
+    sources = {run: by_id[run.origin] for run in runs if run.origin in by_id}
     # None went on from itself, whatever the files say.
-    sources = {
-        id(run): source
-        for run in runs
-        if (source := sources.get(id(run))) and not any(part is run for part in _parts(source, sources))
-    }
-    continued = {id(sources[id(run)]) for run in runs if run.kind == "fit" and id(run) in sources}
-    made = [Training(_parts(run, sources)) for run in runs if run.kind == "fit" and id(run) not in continued]
+    sources = {run: source for run, source in sources.items() if run not in _parts(source, sources)}
+    continued = {source for run, source in sources.items() if run.kind == "fit"}
+    made = [Training(_parts(run, sources)) for run in runs if run.kind == "fit" and run not in continued]
     owners: dict[Any, Training] = {}
     for training in reversed(made):  # of two that went on from one, the first
         owners |= {part.id: training for part in training.parts if part.id is not None}
     for run in runs:
         if run.kind in ("validate", "test"):
-            key = run.origin or id(run)
+            key = run.origin or run
             if key not in owners:
                 made.append(owners.setdefault(key, Training()))
             owners[key].tests.append(run)
-    places = {id(run): number for number, run in enumerate(runs)}
-    return sorted(made, key=lambda training: min(places[id(run)] for run in training.runs))
+    places = {run: number for number, run in enumerate(runs)}
+    return sorted(made, key=lambda training: min(places[run] for run in training.runs))
 
 
 def newest(items: Sequence[Item], run: Callable[[Item], Run]) -> Item:
@@ -229,20 +226,20 @@ def _read(folder: Path) -> tuple[Run, str]:
     run.trained = Record.of(told.get("trained"))
     run.started = moment(told.get("started"))
     run.settings = plain_settings(told.get("settings"))
-    environment = told.get("environment")
-    command = {"command": told["command"]} if isinstance(told.get("command"), str) else {}
-    run.environment = {**command, **(environment if isinstance(environment, dict) else {})}
+    command, environment = told.get("command"), told.get("environment")
+    run.command = command if isinstance(command, str) else None
+    run.environment = environment if isinstance(environment, dict) else {}
     if run.kind == "predict":
         run.problems.clear()  # it has no results
     return run, repr(told)
 
 
-def _parts(run: Run, sources: Mapping[int, Run]) -> list[Run]:
+def _parts(run: Run, sources: Mapping[Run, Run]) -> list[Run]:
     """A run after those that it went on from, the first one first."""
-    parts = [run]
-    while (source := sources.get(id(parts[0]))) is not None and all(source is not part for part in parts):
-        parts.insert(0, source)
-    return parts
+    parts = {run: None}
+    while (source := sources.get(run)) is not None and source not in parts:
+        parts[source], run = None, source
+    return [*reversed(parts)]
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:

@@ -17,7 +17,7 @@ import torch
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import plain_mapping, read_json
 from swbn_lightning.runs.checkpoints import read_checkpoint
-from swbn_lightning.runs.folders import RUN_FILE
+from swbn_lightning.runs.folders import RUN_FILE, run_folder_of
 from swbn_lightning.runs.settings import SEED, compared
 
 KEY = "run"  # of a checkpoint
@@ -97,7 +97,8 @@ def record_of(checkpoint: str | Path) -> Record | None:
         if found := Record.of(read_checkpoint(path).get(KEY)):
             return found
     with contextlib.suppress(InputError):  # of weights only, or in many files
-        found = Record.of(read_json(path.parent.parent / RUN_FILE))
+        folder = run_folder_of(path)
+        found = Record.of(read_json(folder / RUN_FILE)) if folder else None
         return Record(found.id, found.started, to_keep(found.settings)) if found else None
     return None
 

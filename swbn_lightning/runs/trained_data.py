@@ -19,12 +19,17 @@ def saved_content(checkpoint: str | None) -> dict[str, Any]:
     return {}
 
 
-def data_facts(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint's content tells of its training data; empty if it tells nothing."""
+def plain_part(content: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A part of a checkpoint's content as plain values; empty where it is none."""
     try:
-        return plain_mapping(content.get(DATA), _MOST)
+        return plain_mapping(content.get(key), _MOST)
     except InputError:
         return {}
+
+
+def data_facts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint's content tells of its training data; empty if it tells nothing."""
+    return plain_part(content, DATA)
 
 
 def trained_on(trained: Mapping[str, Any], tested: Mapping[str, Any]) -> str | None:

@@ -1,9 +1,11 @@
 """A training in several parts is one line of the page, whose figures are those of what it came to."""
 
 import json
+import time
 
 import pytest
 
+from swbn_lightning.runs.read import Run, as_trainings
 from tests.made_runs import make_fit, make_test
 from tests.report.page_reader import report
 
@@ -32,6 +34,15 @@ def test_validation_is_that_of_the_last_part_and_the_rest_of_all(parts, tmp_path
     assert (row["epochs"], row["training, s"], row["state"]) == ("3 of 3", "154", "finished, in 2 parts")
     assert row["RMS correlation, start → end"] == "0.325 → 0.100"
     assert curve(page) == pytest.approx({1: 0.5, 2: 0.6, 3: 0.7})
+
+
+def test_a_training_of_very_many_parts(tmp_path):
+    runs = [Run(tmp_path / f"{n}", id=f"{n:016x}", origin=f"{n - 1:016x}") for n in range(1_000)]
+    begun = time.monotonic()
+    (training,) = as_trainings(runs[::-1])
+    assert training.parts == runs and time.monotonic() - begun < 15
+    runs[0].origin = runs[-1].id  # a circle: none went on from itself
+    assert [training.parts for training in as_trainings(runs)] == [[run] for run in runs]
 
 
 def test_a_part_whose_best_is_worse_than_what_came_before_shows_its_own(parts, tmp_path):

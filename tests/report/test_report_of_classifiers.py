@@ -59,9 +59,10 @@ def test_odd_files_are_named(tmp_path):
     folder = classifier(tmp_path / "s" / "bn", "bn", np.arange(8) % 4)
     for name, text, words in (
         ("confusion.csv", "class,predicted,count,of\n0,77,1,1\n", "it is no count of two classes of classes.csv"),
-        ("classes.csv", "class,name\n", "lacks the column 'accuracy'"),
+        ("classes.csv", "class,name\n", "classes.csv cannot be read (it lacks the column 'accuracy')"),
+        ("classes.csv", None, "classes.csv cannot be read (No such file or directory)"),
     ):
-        (folder / name).write_text(text)
+        (folder / name).write_text(text) if text else (folder / name).unlink()
         page = report(tmp_path / "s")
         assert words in page.text and "cannot be shown" not in page.text and page.table("run")
     (folder / "confusion.csv").unlink()

@@ -148,8 +148,10 @@ def test_a_long_log_is_drawn_by_some_of_its_points_and_many_heatmaps_are_named(t
 
 
 def test_a_log_that_is_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("swbn_lightning.files.reading._MOST_ROWS", 6)  # as many as it has
+    assert "metrics.csv" not in report(make_fit(tmp_path / "version_0")).text.partition("Curves")[0]
     monkeypatch.setattr("swbn_lightning.files.reading._MOST_ROWS", 5)
-    assert "metrics.csv cannot be read (it has more than 5 rows)" in report(make_fit(tmp_path / "version_0")).text
+    assert "metrics.csv cannot be read (it has more than 5 rows)" in report(tmp_path / "version_0").text
     with (tmp_path / "version_0" / "metrics.csv").open("w") as file:
         file.truncate(1 << 30)
     assert "metrics.csv cannot be read (it has 1024 MiB, and 64 are" in report(tmp_path / "version_0").text

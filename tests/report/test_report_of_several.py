@@ -4,6 +4,7 @@ import pytest
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import flatten
+from swbn_lightning.runs.page.page import MOST_COMPARED
 from swbn_lightning.runs.settings import ABSENT, differences, group_key
 from tests.made_runs import change, identify, make_fit, make_test
 from tests.report.page_reader import report
@@ -62,6 +63,19 @@ def test_trainings_without_a_known_seed_are_not_one_another(tmp_path):
     page = report(tmp_path / "s")  # a test's own seed is not its training's
     assert len(page.table("run")) == 2 and "seed" not in page.table("run")[0]
     assert REPEATED not in page.text
+
+
+def test_of_very_many_configurations_the_first_are_drawn_and_all_are_in_the_file(tmp_path):
+    for number in range(MOST_COMPARED + 1):
+        fit = make_fit(tmp_path / f"r{number}" / "version_0", settings={"number": number}, epochs=0)
+        make_test(tmp_path / f"r{number}" / "version_1", fit, episodes=[0.5, 0.6, 0.7])
+    page = report(tmp_path)
+    assert (
+        len(page.links["accuracy.csv"]) == MOST_COMPARED + 1 and "Test accuracies with their intervals" in page.sizes()
+    )
+    assert "The first 28 of 29 lines; the others are in the file only" in page.text
+    assert "Paired differences of more than 28 lines are left out" in page.text
+    assert not any("compared with" in table[0] for table in page.tables)
 
 
 def test_predictions_are_no_tests(tmp_path):

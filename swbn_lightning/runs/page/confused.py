@@ -19,6 +19,7 @@ from swbn_lightning.runs.page.render import (
     Part,
     details,
     heading,
+    left_out,
     number,
     picture,
     table,
@@ -48,7 +49,7 @@ def confusion(lines: Sequence[Line]) -> list[Part]:
         "queries in episodes that had both. Numbers are per cent, and what never occurred is blank. Counts are in "
         "confusion.csv in a test's folder."
     )
-    made = [text(words), *_left_out(len(tests), MOST_PICTURED, "tests")]
+    made = [text(words), *map(text, left_out(len(tests), MOST_PICTURED, "tests"))]
     for title, run in tests[:MOST_PICTURED]:
         found = run.try_to_read(CONFUSION_FILE, lambda path: read_confusion(path.parent))
         if found is None:
@@ -100,16 +101,12 @@ def most_confused(found: SavedConfusion) -> list[Part]:
         for pair in wrong[:_MOST_PAIRS]
     ]
     made = [table(["class", "predicted as", "how often", "%"], rows)]
-    return [*made, *_left_out(len(wrong), _MOST_PAIRS, "pairs of classes that were confused")]
+    return [*made, *map(text, left_out(len(wrong), _MOST_PAIRS, "pairs of classes that were confused"))]
 
 
 def class_accuracies(found: SavedConfusion) -> Part:
     """Each class's accuracy, the lowest first, folded."""
     known = sorted(found.classes.values(), key=lambda own: math.inf if own.accuracy is None else own.accuracy)
     rows = [[Name(own.name), number(own.accuracy, "{:.2f}", 100)] for own in known[:_MOST_CLASSES]]
-    parts = [table(["class", "accuracy, %"], rows), *_left_out(len(known), _MOST_CLASSES, "classes")]
+    parts = [table(["class", "accuracy, %"], rows), *map(text, left_out(len(known), _MOST_CLASSES, "classes"))]
     return details("Accuracy of every class, the lowest first", parts)
-
-
-def _left_out(count: int, most: int, what: str) -> list[Part]:
-    return [text(f"The first {most} of {count:,} {what}; the others are only in the files.")] if count > most else []

@@ -19,7 +19,7 @@ _MOST_WORDS, _LONGEST = 3, 100  # words of a group's label, and letters of each
 Item = TypeVar("Item")
 
 
-@dataclass
+@dataclass(eq=False)
 class Line:
     """A training as the page shows it."""
 
@@ -29,27 +29,26 @@ class Line:
     measured: Measured
 
 
-@dataclass
+@dataclass(eq=False)
 class LineGroup:
     """Trainings that differ in their seeds only."""
 
     label: str
     lines: list[Line]
 
-    @property
     def trained(self) -> list[Line]:
         """Of each seed the newest training; without tests that stand alone, and where it is not known which it is."""
         known: dict[int | str, list[Line]] = {}
         for line in self.lines:
             if line.training.parts:
                 known.setdefault(line.training.identity, []).append(line)
-        chosen = [_newest(own, lambda line: line.training.last) for own in known.values()]
-        return [line for line in self.lines if any(line is own for own in chosen)]
+        chosen = {_newest(own, lambda line: line.training.last) for own in known.values()}
+        return [line for line in self.lines if line in chosen]
 
     @property
     def repeated(self) -> bool:
         """Whether a seed was trained several times."""
-        return len(self.trained) < sum(bool(line.training.parts) for line in self.lines)
+        return len(self.trained()) < sum(bool(line.training.parts) for line in self.lines)
 
 
 class Tested(NamedTuple):
@@ -76,9 +75,9 @@ def as_groups(lines: Sequence[Line]) -> list[LineGroup]:
         settings = line.training.settings
         groups.setdefault((group_key(settings) if settings else number, line.training.known), []).append(line)
     members = list(groups.values())
-    known = [own for own in members if own[0].training.settings]
-    words = {id(own): text for own, text in zip(known, _words([own[0] for own in known]), strict=True)}
-    labels = [words.get(id(own)) or _shared(own) for own in members]
+    known = [own[0] for own in members if own[0].training.settings]
+    words = dict(zip(known, _words(known), strict=True))
+    labels = [words.get(own[0]) or _shared(own) for own in members]
     made = []
     for label, own in zip(labels, members, strict=True):
         group = LineGroup(label if labels.count(label) == 1 else f"{label} · {own[0].folder}", own)
@@ -86,7 +85,7 @@ def as_groups(lines: Sequence[Line]) -> list[LineGroup]:
         for line, seed in zip(own, seeds, strict=True):
             if len(own) == 1:
                 line.label = group.label
-            elif words.get(id(own)):
+            elif words.get(own[0]):
                 told = seed is not None and seeds.count(seed) == 1
                 line.label = f"{group.label}, seed {seed}" if told else f"{group.label} · {line.folder}"
         made.append(group)
@@ -95,7 +94,7 @@ def as_groups(lines: Sequence[Line]) -> list[LineGroup]:
 
 def curve_groups(groups: Iterable[LineGroup]) -> tuple[list[Group], str]:
     """What is drawn as curves, and its unit: steps if anything was logged more than once an epoch, else epochs."""
-    trained = [(group.label, group.trained) for group in groups]
+    trained = [(group.label, group.trained()) for group in groups]
     logged = [line.measured.logged for _, lines in trained for line in lines]
     often = any(len(own["step"].get(name, {})) > len(own["epoch"].get(name, {})) for own in logged for name in LOGGED)
     unit = "step" if often else "epoch"

@@ -23,7 +23,7 @@ from swbn_lightning.runs.curves import (
 )
 from swbn_lightning.runs.page import tables
 from swbn_lightning.runs.page.confused import confusion
-from swbn_lightning.runs.page.groups import Line, LineGroup, accuracies, as_groups, as_lines, curve_groups
+from swbn_lightning.runs.page.groups import Line, LineGroup, accuracies, as_groups, as_lines, curve_groups, setting_of
 from swbn_lightning.runs.page.render import (
     MOST_PICTURED,
     Code,
@@ -31,19 +31,22 @@ from swbn_lightning.runs.page.render import (
     details,
     download,
     heading,
+    left_out,
     notice,
     picture,
     render,
     text,
 )
-from swbn_lightning.runs.saved_tests import tests_of
+from swbn_lightning.runs.saved_tests import tests_of, unit_saved
 from swbn_lightning.whiteness.plots import compare_whiteness, heatmap_pairs, whiteness_by_layer
 
 REPORT_FILE = "report.html"
 MOST_LINES, MOST_HEATMAPS = 14, 24  # lines that can be told apart in one picture; layers
+MOST_COMPARED = 28  # lines with intervals in a picture, and in the table of paired differences
 _MOST_ROWS = 100  # of one results.json
 _MOST_TESTS = 40  # kinds of tests: each is a column and a panel
 _MOST_SETTINGS = 2_000  # names of settings, of all runs
+_NAME_FEWER = "name fewer to see the others"
 
 
 def main(args: Sequence[str]) -> None:
@@ -120,7 +123,7 @@ def _kind(run: read.Run, row: Mapping[str, Any]) -> tuple[str, ...]:
     """What tells a test's result from others; of a training's validation not the epoch."""
     if run.kind == "fit":
         return (str(row.get("split")).partition(" ")[0],)
-    return (tables.setting_of(row), repr(row.get("queries")), repr(row.get("seed")))
+    return (setting_of(row), repr(row.get("queries")), repr(row.get("seed")))
 
 
 def _parts(lines: Sequence[Line]) -> list[Part]:
@@ -178,8 +181,10 @@ def _problems(lines: Sequence[Line]) -> list[Part]:
 
 def _paired(groups: Sequence[LineGroup]) -> list[Part | None]:
     """Differences of groups that were tested on the same episodes or images, as ``swbn compare`` makes them."""
-    if len(groups) > 2 * MOST_LINES:
-        return []
+    if len(groups) > MOST_COMPARED:
+        runs = [run for group in groups for line in group.lines for run in line.training.tests]
+        said = f"Paired differences of more than {MOST_COMPARED} lines are left out; name fewer, or use swbn compare."
+        return [text(said)] if any(unit_saved(run.folder) for run in runs) else []
     tests = []
     for group in groups:
         last = group.lines[0].training.last
@@ -201,13 +206,16 @@ def _paired(groups: Sequence[LineGroup]) -> list[Part | None]:
 
 def _accuracy(groups: Sequence[LineGroup]) -> list[Part]:
     rows = accuracies(groups)
-    if len(rows) < 2 or len(groups) > 2 * MOST_LINES:
+    if len(rows) < 2:
         return []
+    labels = list(dict.fromkeys(row.label for row in rows))
+    shown = [row for row in rows if row.label in labels[:MOST_COMPARED]]
     words = "Each test with its 95% interval."
     if any(len(group.lines) > 1 for group in groups):
         words += " Thick: the mean of several, with one standard deviation to each side."
-    caption = [f"{words} ", download("accuracy.csv", accuracy_csv(rows))]
-    return [picture(accuracy_intervals(rows), "Test accuracies with their intervals", *caption, wide=True)]
+    words = " ".join([words, *left_out(len(labels), MOST_COMPARED, "lines", "the others are in the file only"), ""])
+    caption = [words, download("accuracy.csv", accuracy_csv(rows))]
+    return [picture(accuracy_intervals(shown), "Test accuracies with their intervals", *caption, wide=True)]
 
 
 def _curves(groups: Sequence[LineGroup]) -> list[Part]:
@@ -245,7 +253,7 @@ def _whiteness(lines: Sequence[Line]) -> list[Part]:
     if len(known) == 1:
         return [words, picture(whiteness_by_layer(next(iter(known.values()))), "Whiteness by layer", wide=True)]
     shown = dict(list(known.items())[:MOST_LINES])
-    caption = _left_out(len(known), MOST_LINES)
+    caption = left_out(len(known), MOST_LINES, "runs", _NAME_FEWER)
     return [words, picture(compare_whiteness(shown), "Whiteness of the runs", *caption, wide=True)]
 
 
@@ -269,7 +277,7 @@ def _heatmap(lines: Sequence[Line], layer: str) -> list[Part]:
     signed = any(line.training.settings.get("whiteness.signed") is True for line in own)  # if one asked for it
     figure = heatmap_pairs(dict(list(columns.items())[:MOST_PICTURED]), signed)
     caption = [Code(layer), f". The numbers are in heatmap_{layer}.csv in each run's folder. "]
-    caption += _left_out(len(columns), MOST_PICTURED)
+    caption += left_out(len(columns), MOST_PICTURED, "runs", _NAME_FEWER)
     return [picture(figure, f"Correlation matrices of {layer}", *caption, wide=True)]
 
 
@@ -285,10 +293,6 @@ def _details(line: Line, shared: Mapping[str, Any], alone: bool) -> list[Part]:
         parts.append(details("Whiteness of every layer", [tables.whiteness(rows)]))
     where = f" ({line.folder})" if line.folder != line.label else ""
     return [details(f"{line.label}{where}", parts, alone)]
-
-
-def _left_out(count: int, most: int) -> list[str]:
-    return [f"The first {most} of {count} runs; name fewer to see the others."] if count > most else []
 
 
 def _name(paths: Sequence[str | Path]) -> str:

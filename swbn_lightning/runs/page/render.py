@@ -125,6 +125,11 @@ def notice(title: str, words: str = "", lines: Sequence[tuple[str, Sequence[Code
     return {"kind": "notice", "title": title, "words": words, "lines": lines}
 
 
+def left_out(count: int, most: int, what: str, rest: str = "the others are only in the files") -> list[str]:
+    """A sentence, if of so many only the first are shown."""
+    return [f"The first {most} of {count:,} {what}; {rest}."] if count > most else []
+
+
 def render(title: str, parts: Sequence[Part]) -> str:
     """The whole document."""
     made = _template().render(title=title, parts=parts)

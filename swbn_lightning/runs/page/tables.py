@@ -7,7 +7,7 @@ from typing import Any
 from swbn_lightning.files.reading import finite
 from swbn_lightning.runs.compare import Comparison
 from swbn_lightning.runs.curves import MEASURES, SPLITS, UNITS, Group, course
-from swbn_lightning.runs.intervals import mean_interval
+from swbn_lightning.runs.intervals import mean_interval, percent
 from swbn_lightning.runs.page.groups import (
     Line,
     LineGroup,
@@ -22,7 +22,6 @@ from swbn_lightning.runs.settings import ABSENT, differences
 from swbn_lightning.whiteness.records import MEAN
 
 _WHILE_TRAINING = "while training"
-_OF_ONE_RUN = ("command", "seed")  # of what a run says of its environment
 _MOST_DIFFERENT = 200  # settings in the table of those that differ
 _LONGEST = 300  # letters of a setting in a table
 # Of a result: its key in the file, its column, and how it is shown.
@@ -87,10 +86,9 @@ def paired_differences(compared: Sequence[Sequence[Comparison]]) -> Part:
             if line.difference is None or found is None:
                 continue
             units = line.kind.units
-            half = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
             over = f"seeds and {units}" if line.difference.over_both else units
             exact = line.mcnemar.mcnemar_p if line.mcnemar else None
-            cells = [Strong(f"{100 * found.mean:+.2f}{half}"), over, number(exact, "{:.2g}")]
+            cells = [Strong(percent(found.mean, found.half_width, "+")), over, number(exact, "{:.2g}")]
             cells += [_verdict(line.distinguishable)]
             cells += [_verdict(line.distinguishable_among_all)] if most > 1 else []
             rows.append([line.label, base.label, line.setting, Number(f"{line.tested:,} {units}"), *cells])
@@ -150,7 +148,7 @@ def shared_environment(runs: Sequence[Run]) -> dict[str, Any]:
     """What all runs have in common of device and versions."""
     first, *others = [run.environment for run in runs]
     shared = {key: value for key, value in first.items() if all(key in own and own[key] == value for own in others)}
-    return {key: value for key, value in shared.items() if key not in _OF_ONE_RUN}
+    return {key: value for key, value in shared.items() if key != "seed"}
 
 
 def environment(found: Mapping[str, Any], title: str) -> Part | None:
@@ -161,8 +159,10 @@ def environment(found: Mapping[str, Any], title: str) -> Part | None:
 
 def own_environment(run: Run, shared: Mapping[str, Any]) -> Part | None:
     """When a run started, by which command, and where its device and versions are not those of all."""
-    own = {key: value for key, value in run.environment.items() if key not in shared}
-    return environment({**({"started": str(run.started)} if run.started else {}), **own}, "when it started")
+    own = {"started": run.started and str(run.started), "command": run.command}
+    own = {key: value for key, value in own.items() if value}
+    own |= {key: value for key, value in run.environment.items() if key not in shared}
+    return environment(own, "when it started")
 
 
 def configuration(run: Run) -> Part | None:
@@ -189,9 +189,7 @@ def whiteness(rows: Sequence[Mapping[str, Any]]) -> Part:
 def accuracy(row: Mapping[str, Any]) -> Number:
     """In percent, with its 95% interval where it has one."""
     value, ci95 = (finite(row.get(key)) for key in ("accuracy", "ci95"))
-    if value is None:
-        return NONE
-    return Strong(f"{100 * value:.2f}" + (f" ± {100 * ci95:.2f}" if ci95 is not None else ""))
+    return NONE if value is None else Strong(percent(value, ci95))
 
 
 def state(training: Training) -> str:
