@@ -247,7 +247,7 @@ def test_without_validation_and_with_parts_missing():
     for stage, split in (("validate", "val"), ("test", "test")):
         with pytest.raises(ValueError, match=f"was given no {split} data"):
             data.setup(stage)
-    with pytest.raises(ValueError, match="in memory nowhere"):
+    with pytest.raises(ValueError, match="its train split is not in memory"):
         data.image_set("train")
 
 
