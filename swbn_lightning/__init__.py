@@ -65,10 +65,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in (*__all__, "norms"):
+    if name in ("norms", "errors"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{'whiteness' if name == 'WhitenessMonitor' else 'norms'}")
-    return module if name == "norms" else globals().setdefault(name, getattr(module, name))
+    return globals().setdefault(name, getattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -72,6 +72,19 @@ def test_bad_input_is_met_by_a_clear_error(arguments, words, tiny_cifar100, caps
     assert "Epoch 0" not in printed.out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fit"], "error: fit needs a configuration, as swbn fit --config configs/quickstart.yaml."),
+        (["test", "mine.yaml"], "error: a configuration is given as --config mine.yaml."),
+    ],
+)
+def test_a_configuration_is_asked_for(words, said, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert said in capsys.readouterr().err
+
+
 def test_a_folder_of_runs_that_may_not_be_written_is_named(monkeypatch):
     refused = PermissionError(13, "Permission denied")
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=[None, FileExistsError(), refused]))

@@ -32,12 +32,14 @@ class Backbone(nn.Module):
         _check_size(self.min_image_size, self.image_size, height, width, type(self).__name__)
 
     def require_size(self, x: Tensor) -> None:
-        """Call :meth:`check_image_size` inside a forward; torch.fx keeps it as one node."""
-        _require_size(x, self.min_image_size, self.image_size, type(self).__name__)
+        """Check channels and :meth:`check_image_size` inside a forward; torch.fx keeps it as one node."""
+        _require_size(x, self.in_channels, self.min_image_size, self.image_size, type(self).__name__)
 
 
 @fx.wrap
-def _require_size(x: Tensor, smallest: int, only: int | None, network: str) -> None:
+def _require_size(x: Tensor, channels: int, smallest: int, only: int | None, network: str) -> None:
+    if x.dim() != 4 or x.shape[1] != channels:
+        raise InputError(f"{network} was made for images [N, {channels}, H, W], got {list(x.shape)}.")
     _check_size(smallest, only, x.shape[-2], x.shape[-1], network)
 
 

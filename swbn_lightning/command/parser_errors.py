@@ -15,6 +15,10 @@ _TYPES = {
 
 def in_one_sentence(message: str) -> str:
     """The option, what it takes and what was given; the message as it is where that cannot be told."""
+    if missing := re.match(r"the following arguments are required: (\w+)\.(data|model)", message):
+        return f"{missing[1]} needs a configuration, as swbn {missing[1]} --config configs/quickstart.yaml."
+    if loose := re.fullmatch(r"unrecognized arguments: (\S+\.ya?ml)", message):
+        return f"a configuration is given as --config {loose[1]}."
     key, block = _innermost(message)
     block = re.sub(r"Group '([^']+)' does not accept option '", r"Option '\1.", block)
     if unknown := re.search(_UNKNOWN, block) or re.search(_UNKNOWN_TO_A_MAKER, block):

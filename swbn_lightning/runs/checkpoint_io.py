@@ -62,7 +62,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
         if "://" not in str(path):
-            return read_checkpoint(path)
+            return read_checkpoint(path, mmap=False)  # an optimiser keeps the tensors of its state
         return plain_content(super().load_checkpoint(path, map_location, weights_only=True), str(path))
 
     def remove_checkpoint(self, path: Any) -> None:

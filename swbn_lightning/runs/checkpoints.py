@@ -84,27 +84,28 @@ def load_backbone(backbone: nn.Module, path: str | Path, names: Mapping[str, str
         made = ", ".join(f"{key}={settings[key]!r}" for key in ("backbone", "norm", "backbone_args") if key in settings)
         reason = " ".join(str(error).split())
         raise InputError(
-            f"the backbone in {file} ({made or 'its settings were not saved'}) is not this one: "
-            f"{reason[:300]}{'…' if len(reason) > 300 else ''}"
+            f"the backbone in {file} ({made or 'its settings were not saved'}) is not this one: give "
+            f"its settings. {reason[:300]}{'…' if len(reason) > 300 else ''}"
         ) from error
     return file
 
 
-def read_checkpoint(path: str | Path, forget_files: bool = True) -> dict[str, Any]:
-    """What a checkpoint holds: tensors (on the CPU, read when they are needed), plain values and containers of them.
+def read_checkpoint(path: str | Path, forget_files: bool = True, mmap: bool = True) -> dict[str, Any]:
+    """What a checkpoint holds: tensors (on the CPU), plain values and containers of them.
 
     An export (:func:`~swbn_lightning.runs.exported.read_exported`) is a checkpoint without the state of its training.
 
     Args:
         path: of the file.
         forget_files: as :func:`~swbn_lightning.runs.checkpoint_content.plain_content`.
+        mmap: as :func:`~swbn_lightning.runs.torch_files.read_torch_file`.
 
     Raises:
         InputError: not a regular file, not a checkpoint, packed (it could unpack to any size), or one that names code.
     """
     if is_exported(Path(path)):
         return plain_content(read_exported(Path(path)), str(path), forget_files)
-    return plain_content(read_torch_file(path), str(path), forget_files)
+    return plain_content(read_torch_file(path, mmap), str(path), forget_files)
 
 
 def saved_score(path: Path) -> tuple[float, int]:

@@ -64,8 +64,8 @@ def find_tests(path: Path) -> dict[str, list[SavedTest]]:
     found = tests_of(as_trainings(read_runs(folders)), path)
     if not found:
         raise InputError(
-            f"compare: {path} holds no test ({len(folders)} runs, none with {EPISODES_FILE} or {IMAGES_FILE}). "
-            "`swbn test --config FILE --ckpt_path RUN` writes them."
+            f"compare: {path} holds no test (runs: {len(folders)}, none with {EPISODES_FILE} or {IMAGES_FILE}). "
+            "A test lies under its own run.name: swbn test with --config VERSION/config.yaml of the run, or --run.name."
         )
     return found
 

@@ -12,8 +12,10 @@ from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import printable
 
 
-def read_torch_file(path: str | Path) -> Any:
-    """What a file holds: tensors (on the CPU, read when they are needed), plain values and containers of them.
+def read_torch_file(path: str | Path, mmap: bool = True) -> Any:
+    """What a file holds: tensors (on the CPU), plain values and containers of them.
+
+    With ``mmap``, tensors are read when they are needed; until then the file must not change.
 
     Raises:
         InputError: not a regular file, not one of ``torch.save`` as it writes since PyTorch 1.6, packed (it could
@@ -25,7 +27,7 @@ def read_torch_file(path: str | Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise OSError("its parts are compressed, which torch.save does not do")
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # a foreign file raises almost anything
         raise InputError(f"{path} is not a readable checkpoint ({_reason(error)}).") from error
 

@@ -273,6 +273,9 @@ def test_an_mlp_takes_its_own_size_alone_and_has_no_map():
     for shape in ((2, 3, 9, 8), (2, 3, 4, 16)):
         with pytest.raises(ValueError, match=r"8x8 pixels, got .*: set .* and make the images square"):
             backbone(torch.zeros(shape))
+    for shape in ((2, 1, 8, 8), (2, 192)):
+        with pytest.raises(ValueError, match=rf"images \[N, 3, H, W\], got \[{shape[0]}, {shape[1]}"):
+            backbone(torch.zeros(shape))
     with pytest.raises(ValueError, match="8x8 pixels, got 32x32: set backbone_args: {image_size: 32}"):
         backbone.check_image_size(32, 32)
     backbone.check_image_size(8, 8)

@@ -76,6 +76,15 @@ def test_a_trainer_reads_no_more_than_the_command(tmp_path):
             WholeCheckpointIO().load_checkpoint(tmp_path / f"{name}.ckpt")
 
 
+def test_what_a_training_goes_on_from_is_no_part_of_a_file(tmp_path):
+    """An optimiser keeps the tensors of its state; a file that is written over under them would kill the process."""
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": {}, "optimizer_states": [torch.arange(100_000)]}, path)
+    (state,) = WholeCheckpointIO().load_checkpoint(path)["optimizer_states"]
+    path.write_bytes(b"")
+    assert torch.equal(state, torch.arange(100_000))
+
+
 class Hostile:
     def __init__(self, marker):
         self.marker = marker

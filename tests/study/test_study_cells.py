@@ -56,6 +56,13 @@ def test_runs_are_known_by_their_settings(tmp_path):
               {"networks": ["resnet20:shortcut=identity"]}, {"settings": ["trainer.max_epochs=7"]}]  # fmt: skip
     keys = {cells_of(GLYPHS, **other)[0].key for other in others}
     assert len({cell.key, cells_of(tmp_path / "smooth.yaml")[0].key, *keys}) == 8
+    # Keys of a mapping are texts in the file that a finished run is known by.
+    content["model"]["init_args"]["lr_scheduler"] = {"values": {9: 0.1, 10: 0.01}}
+    (tmp_path / "numbers.yaml").write_text(yaml.safe_dump(content))
+    (numbers,) = cells_of(tmp_path / "numbers.yaml")
+    content["model"]["init_args"]["lr_scheduler"] = {"values": {"9": 0.1, "10": 0.01}}
+    (tmp_path / "texts.yaml").write_text(yaml.safe_dump(content))
+    assert cells_of(tmp_path / "texts.yaml")[0].key == numbers.key
 
 
 def test_a_test_is_no_part_of_the_training():
@@ -112,6 +119,8 @@ WRONG = [
     ([str(GLYPHS), "--norms", "bn:eps"], "options of bn are given as bn:KEY=VALUE"),
     ([str(GLYPHS), "--runs", "a_file"], "a_file/study.csv cannot be written: a_file is a file; give the runs another"),
     ([str(GLYPHS), "--output", "a_file"], "a_file/study.csv cannot be written: a_file is a file; give the table"),
+    ([str(GLYPHS), "--norms", "bn", "bnn"], "unknown norm 'bnn'; did you mean 'bn'?"),
+    ([str(GLYPHS), "--seeds", "0..2"], "--seeds takes numbers with commas, as 0,1,2, got '0..2'"),
     ([str(GLYPHS), "--reach", "60"], "--reach is a fraction in (0, 1], as 0.6, got 60"),
 ]
 

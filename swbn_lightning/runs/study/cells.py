@@ -14,6 +14,7 @@ from typing import Any
 
 from swbn_lightning.errors import InputError
 from swbn_lightning.files.reading import folders_with, read_json, read_yaml
+from swbn_lightning.norms import NormFactory
 
 SETTINGS_FILE = "settings.json"  # in a cell's folder: what is trained there
 
@@ -245,9 +246,10 @@ def grid(
 
     Raises:
         InputError: a setting that is not ``KEY=VALUE`` or that is the study's own; shots without a few-shot
-            configuration.
+            configuration; an unknown norm or option of one.
     """
     _check(settings, shots, experiments)
+    _check_norms(norms, settings, experiments)
     by_key = {setting.partition("=")[0]: setting for setting in map(_short, settings)}  # the last of a key
     settings = list(by_key.values())
     of_test = tuple(setting for setting in settings if setting.startswith(_TEST_ONLY))
@@ -294,6 +296,14 @@ def _check(settings: Sequence[str], shots: Sequence[int], experiments: Sequence[
         raise InputError("--shots are of few-shot configurations, and none of these is one.")
 
 
+def _check_norms(norms: Sequence[str], settings: Sequence[str], experiments: Sequence[Experiment]) -> None:
+    """Before hours of training, if the trainings import no module that may register others."""
+    imports = any(setting.startswith("imports=") for setting in settings)
+    if not imports and not any(experiment.content.get("imports") for experiment in experiments):
+        for norm in map(Variant.parse, norms):
+            NormFactory(norm.name, **(norm.options or {}))
+
+
 def _short(setting: str) -> str:
     """``data.init_args.root=DIR`` as ``data.root=DIR``, which means the same."""
     return re.sub(r"^(model|data)\.init_args\.", r"\1.", setting)
@@ -307,4 +317,5 @@ def _value(text: str) -> Any:
 
 
 def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    plain = json.loads(json.dumps(content, default=str))  # keys become texts before they are sorted, as in a file
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

@@ -125,9 +125,8 @@ def _cells(options: argparse.Namespace, runs: Path) -> list[Cell]:
     if options.reach is not None and not 0 < options.reach <= 1:
         raise InputError(f"--reach is a fraction in (0, 1], as 0.6, got {options.reach}.")
     experiments = [Experiment.read(path) for path in options.configs]
-    return grid(
-        experiments, options.networks, options.norms, options.seeds, options.shots, options.set, options.root, runs
-    )
+    seeds = _seeds(options.seeds)
+    return grid(experiments, options.networks, options.norms, seeds, options.shots, options.set, options.root, runs)
 
 
 def _say(message: str) -> None:
@@ -136,7 +135,10 @@ def _say(message: str) -> None:
 
 
 def _seeds(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds takes numbers with commas, as 0,1,2, got {text!r}.") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,13 +148,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--networks", nargs="+", default=[], help="as resnet20 or resnet20:shortcut=identity; the configuration's own"
     )
+    usual = " ".join(NORMS)
     parser.add_argument(
-        "--norms", nargs="+", default=list(NORMS), help="as swbn-kl or swbn-kl:step_size=1e-4; %(default)s"
+        "--norms", nargs="+", default=list(NORMS), help=f"as swbn-kl or swbn-kl:step_size=1e-4; default: {usual}"
     )
-    parser.add_argument("--seeds", type=_seeds, default=[0], help="as 0,1,2; 0")
+    parser.add_argument("--seeds", default="0", help="as 0,1,2; default: 0")
     parser.add_argument("--shots", nargs="+", type=int, default=[], help="few-shot: each is a test of one training")
     parser.add_argument("--root", help="folder of the data set's files")
-    parser.add_argument("--runs", default="runs", help="folder of all runs; %(default)s")
+    parser.add_argument("--runs", default="runs", help="folder of all runs; default: %(default)s")
     parser.add_argument("--output", help="folder of study.csv and study.md; RUNS by default")
     parser.add_argument("--reach", type=float, help="count epochs to this accuracy, a fraction, as 0.6")
     parser.add_argument(

@@ -33,6 +33,7 @@ Files = Callable[[], Mapping[str, str]]  # what an evaluation leaves: texts by t
 _FIELDS = (
     "data", "trained_on", "classes", "images", "episodes", "ways", "shots", "queries", "head", "inference", "tasks",
 )  # fmt: skip
+_SHARES = {"top5": "top-5", "macro_f1": "macro F1"}  # shown in per cent
 
 
 class ResultTable(pl.Callback):
@@ -236,7 +237,7 @@ def result_table(rows: list[Row], logged: Mapping[str, float] | None = None) -> 
         if any(key in row for row in rows):
             table.add_row(key.replace("_", " "), *(Text(str(row.get(key, "–"))) for row in rows))
     table.add_row("accuracy ± 95% interval", *(_accuracy(row) for row in rows), style="bold")
-    for key, label in (("top5", "top-5"), ("macro_f1", "macro F1")):
+    for key, label in _SHARES.items():
         if any(key in row for row in rows):
             table.add_row(label, *(f"{100 * row[key]:.2f} %" if key in row else "–" for row in rows))
     if any("held_out_accuracy" in row for row in rows):  # of training classes, beside episodes of others
@@ -264,7 +265,8 @@ def _with_whiteness(row: Row, history: History) -> Row:
 
 def _other_quantities(trainer: pl.Trainer, split: str, row: Row) -> dict[str, float]:
     """Return what an evaluation logged besides its row of results."""
-    told = {f"{split}/{name}" for name in (*row, "accuracy_ci95")}
+    shown = {*row} & {"accuracy", "loss", "held_out_accuracy", "held_out_ci95", *_SHARES}
+    told = {f"{split}/{name}" for name in (*shown, "accuracy_ci95")}
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name not in told}
 
 

@@ -70,6 +70,8 @@ class UpdateNorms(pl.Callback):
         try:
             update_norms(training_batches(trainer, self._number(trainer)), pl_module, forward)
         except Exception as error:  # what was trained shall not be lost for it; a forward may fail in any way
+            if trainer.world_size > 1 and not isinstance(error, InputError):
+                raise  # the other processes may be waiting for this one in a layer
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
             rank_zero_warn(f"UpdateNorms has left the statistics as they were: {kind}{error}")
             return
