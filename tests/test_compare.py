@@ -168,7 +168,7 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         ([a], "at least two"),
         ([a, a], "labels of their own"),
         ([a, f"b={tmp_path / 'nothing'}"], "does not exist"),
-        ([a, str(tmp_path / "untested")], "holds no test (1 runs, none with episodes.csv or images.csv)"),
+        ([a, str(tmp_path / "untested")], "holds no test (runs: 1, none with episodes.csv or images.csv)"),
         ([a, str(tmp_path / "other")], "tested on other episodes"),
         ([a, str(tmp_path / "shots")], "no test in common"),
         ([a, str(tmp_path / "mixed")], "model.norm: 'bn' and 'swbn-fro'"),
@@ -285,5 +285,5 @@ def test_other_images_are_refused_by_name(tmp_path):
         compare([a, b])
     classified(tmp_path, "old", LABELS, LABELS)
     (tmp_path / "old" / "version_1" / "images.csv").unlink()  # as versions wrote it that saved no images
-    with pytest.raises(InputError, match=r"old holds no test \(2 runs, none with episodes.csv or images.csv\)"):
+    with pytest.raises(InputError, match=r"old holds no test \(runs: 2, none with episodes.csv or images.csv\)"):
         compare([a, str(tmp_path / "old")])

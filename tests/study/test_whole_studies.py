@@ -111,17 +111,17 @@ def test_a_few_shot_study(in_process, tiny_cifar100, tmp_path, monkeypatch, caps
 
 def test_a_failed_run_is_told_and_the_others_go_on(in_process, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    norms = ["bn:nonsense=1", "swbn-fro", "swbn-fro:step_size=0.01"]
+    norms = ["swbn-kl:num_groups=3", "swbn-fro", "swbn-fro:step_size=0.01"]
     with pytest.raises(SystemExit) as stopped:
         main([str(GLYPHS), "--norms", *norms, "--set", *TINY, "trainer.max_epochs=1"])
     assert stopped.value.code == 1
     printed = capsys.readouterr()
-    assert "- glyphs · resnet20 · bn:nonsense=1 · seed 0: ended with 2" in printed.out
-    assert "nonsense" in printed.err
+    assert "- glyphs · resnet20 · swbn-kl:num_groups=3 · seed 0: ended with 2" in printed.out
+    assert "num_groups=3 does not divide" in printed.err
     rows = read(Path("runs"))
     # The last two are the same run by two names: the configuration's own step size.
     assert [row["norm"] for row in rows] == norms[1:] and rows[0]["run"] == rows[1]["run"]
-    assert [cell.norm.label for _, cell in in_process] == ["bn:nonsense=1", "swbn-fro", "swbn-fro"]
+    assert [cell.norm.label for _, cell in in_process] == ["swbn-kl:num_groups=3", "swbn-fro", "swbn-fro"]
 
 
 @pytest.mark.slow
