@@ -315,8 +315,6 @@ def each_once_loader(data: ImageDataModule, dataset: Dataset[Any], size: int) ->
     # No image twice, as the stock sampler would have it. Some processes then have an image more, and must not
     # have a batch more, for which they would wait for the others in vain.
     least = _length(dataset) // world
-    if not least:
-        raise InputError(f"{_length(dataset)} images to evaluate are fewer than the {world} processes; use fewer.")
     while least % size == 0:
         size += 1
     return data.loader(dataset, size, sampler=UnrepeatedDistributedSampler(dataset, world, rank, shuffle=False))

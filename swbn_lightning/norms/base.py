@@ -287,7 +287,7 @@ def _identity(matrix: Tensor, device: torch.device) -> Tensor:
 
 
 def is_number(value: object, kind: type) -> bool:
-    """``isinstance``, but not for a bool; and the type checker does not take a ``float`` for a ``Real``."""
+    """``isinstance``, but a bool is no number; hidden from the type checker, to which a ``float`` is no ``Real``."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 

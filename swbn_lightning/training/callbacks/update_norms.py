@@ -39,7 +39,7 @@ class UpdateNorms(pl.Callback):
     Raises:
         InputError: the number is below 1; when training starts, an averaging callback comes after this one, or the
             model has no layer to update. An error at the end of training is only a warning, and the state stays
-            unchanged.
+            unchanged; with several processes that holds only for an :class:`InputError`.
     """
 
     def __init__(
